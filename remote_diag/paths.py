@@ -26,6 +26,16 @@ def agent_source() -> Path:
     return _PACKAGE / "agent"
 
 
+def entry_script() -> Path:
+    """Return the shell script that enters a host's environment."""
+    return _PACKAGE / "enter.sh"
+
+
+def install_script() -> Path:
+    """Return the shell script that unpacks a bundle on a host."""
+    return _PACKAGE / "install.sh"
+
+
 def config_dir() -> Path:
     """Return the user's configuration folder for rdiag."""
     import platformdirs

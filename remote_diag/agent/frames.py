@@ -86,6 +86,10 @@ class Decoder:
                 return
             yield frame
 
+    def rest(self) -> bytes:
+        """Return what was fed and is neither frame nor counted noise yet: the tail of the stream at its end."""
+        return bytes(self._buffer)
+
     def _drop_noise(self, count: int) -> None:
         self.noise_bytes += count
         room = MAX_NOISE - len(self.noise)

@@ -5,7 +5,7 @@
     <cache>/                      0700; ``.cache/rdiag`` below the home directory unless hosts.yaml says otherwise
         <bundle hash>/            64 hex digits; what was installed, never changed afterwards
             enter                 the entry script; the only thing a remote shell is asked to run
-            python, container     data read by ``enter``, one value a line
+            python, venv, conda, container   data read by ``enter``, one value a line
             agent/                this package
             probes/lib/           what shipped probes share
         blobs/<sha256>            probe files that came over a session, by the hash of their bytes
@@ -20,6 +20,9 @@ import os
 DEFAULT_CACHE = ".cache/rdiag"
 ENTER = "enter"
 PYTHON_CANDIDATES = "python"
+VENV = "venv"
+CONDA = "conda"
+CONTAINER = "container"
 AGENT = "agent"
 PROBES = "probes"
 BLOBS = "blobs"

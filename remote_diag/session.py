@@ -1,0 +1,330 @@
+"""A host, opened: the only module that speaks to the agent."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TypeVar, overload
+
+from . import environment, installation
+from .agent.layout import DEFAULT_CACHE
+from .bundle import Bundle, build
+from .errors import AuthError, ConnectionLost, EnvironmentUnfit, RdiagError
+from .events import Event, Note
+from .host import Host
+from .link import AgentLink, EntryFailed
+from .messages import Hello, parse_hello, parse_too_old
+from .outcome import Outcome, Timing
+from .text import last_lines
+from .transport import for_host
+from .transport.base import SafeCommand, SafePath, Transport
+
+if TYPE_CHECKING:
+    from .probe import Probe, ProbeModule
+
+ParamsT = TypeVar("ParamsT")
+ResultT = TypeVar("ResultT")
+EventHandler = Callable[[Event], None]
+
+
+def new_run_id() -> str:
+    """Return a fresh run id: UTC time to the second and 32 random bits, sortable, safe as a file name."""
+    return time.strftime("%Y%m%dT%H%M%SZ", time.gmtime()) + "-" + secrets.token_hex(4)
+
+
+class Session:
+    """A host that probes can be run on; a context manager.
+
+    Args:
+        host: where to.
+        on_event: called with every :mod:`event <remote_diag.events>`, in the calling thread.
+        transport: for tests; by default the one that the host's inventory entry names.
+    """
+
+    def __init__(
+        self, host: Host, *, on_event: EventHandler | None = None, transport: Transport | None = None
+    ) -> None:
+        self.host = host
+        self.transport = transport or for_host(host)
+        self._tell = on_event or (lambda event: None)
+        self._bundle: Bundle | None = None
+        self._cache: SafePath | None = None
+        self._temporary = False
+        self._connected = False
+        self._ready: tuple[AgentLink, Hello] | None = None
+        self._preparing: threading.Thread | None = None
+        self._prepare_error: BaseException | None = None
+        self._upload_seconds = 0.0
+        self._connect_seconds = 0.0
+        self.notes: list[str] = []
+
+    def __enter__(self) -> Session:
+        """Connect."""
+        self.connect()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Close."""
+        self.close()
+
+    @property
+    def bundle(self) -> Bundle:
+        """What is, or will be, installed on the host."""
+        if self._bundle is None:
+            self._bundle = build(self.host.environment)
+        return self._bundle
+
+    @property
+    def enter_command(self) -> SafeCommand:
+        """The one command that the host's login shell gets to see."""
+        cache = self._cache or SafePath(self.host.cache_dir or DEFAULT_CACHE)
+        return SafeCommand(f"sh {cache}/{self.bundle.digest}/enter")
+
+    def connect(self) -> None:
+        """Connect to the host; raises an :class:`RdiagError` by phase. Nothing is executed there yet."""
+        if not self._connected:
+            started = time.monotonic()
+            self.transport.connect()
+            self._connect_seconds += time.monotonic() - started
+            self._connected = True
+
+    def prepare(self) -> None:
+        """Begin, in the background, all that does not depend on a probe: connect, and start an agent."""
+        if self._preparing is None and self._ready is None:
+            self._preparing = threading.Thread(target=self._prepare, name=f"prepare {self.host.name}", daemon=True)
+            self._preparing.start()
+
+    def close(self) -> None:
+        """End the connection and everything that runs on the host through it; idempotent."""
+        if self._preparing is not None and self._preparing.is_alive():
+            # Closing the transport makes the thread's current step fail, so it ends soon.
+            self.transport.close()
+            self._preparing.join(2.0)
+        if self._ready is not None:
+            self._ready[0].close()
+            self._ready = None
+        if self._temporary and self._cache is not None:
+            installation.remove_temporary(self.transport, self._cache)
+            self._temporary = False
+        self.transport.close()
+        self._connected = False
+
+    def hello(self) -> Hello:
+        """Return what the agent says of itself: interpreter, user, directories. Starts one if none waits."""
+        self._ready = self._take()
+        return self._ready[1]
+
+    @overload
+    def run(
+        self,
+        probe: Probe[ParamsT, ResultT],
+        params: ParamsT | Mapping[str, Any] | None = ...,
+        *,
+        timeout: float | None = ...,
+        keep: bool = ...,
+        force: bool = ...,
+    ) -> Outcome[ResultT]: ...
+    @overload
+    def run(
+        self,
+        probe: ProbeModule[ParamsT, ResultT],
+        params: ParamsT | Mapping[str, Any] | None = ...,
+        *,
+        timeout: float | None = ...,
+        keep: bool = ...,
+        force: bool = ...,
+    ) -> Outcome[ResultT]: ...
+    @overload
+    def run(
+        self,
+        probe: str | Path,
+        params: object = ...,
+        *,
+        timeout: float | None = ...,
+        keep: bool = ...,
+        force: bool = ...,
+    ) -> Outcome[Any]: ...
+
+    def run(
+        self,
+        probe: Any,
+        params: Any = None,
+        *,
+        timeout: float | None = None,
+        keep: bool = False,
+        force: bool = False,
+    ) -> Outcome[Any]:
+        """Run a probe on the host and return its validated result.
+
+        Args:
+            probe: a name (``"vocab-compare"``), a path of a probe file, a loaded Probe, or a probe module.
+            params: the probe's ``Params``, or a mapping they are built from; None for all defaults.
+            timeout: deadline of the run, seconds; the host's ``timeout`` by default.
+            keep: leave the run's directory on the host.
+            force: run although a GPU is busy, or nobody can tell; recorded in the request.
+
+        Raises:
+            RdiagError: see :mod:`remote_diag.errors`; ``ConnectionLost`` means that the outcome is unknown.
+        """
+        from .conversation import Conversation
+        from .parameters import coerce
+
+        loaded = self._load(probe)
+        conversation = Conversation(
+            host=self.host,
+            probe=loaded,
+            params=coerce(loaded, params),
+            run_id=new_run_id(),
+            timeout=self.host.timeout if timeout is None else timeout,
+            keep=keep,
+            force=force,
+            tell=self._tell,
+        )
+        uploaded, connecting = self._upload_seconds, self._connect_seconds
+        started = time.monotonic()
+        link, hello = self._take()
+        entered = time.monotonic()
+        try:
+            conversation.hold(link)
+        finally:
+            link.close()
+        ended = time.monotonic()
+        upload = conversation.upload_seconds + self._upload_seconds - uploaded
+        # A prepared session did its connecting before this call; that time belongs to the first run all the same.
+        connect = max(entered - started - (self._upload_seconds - uploaded), connecting)
+        self._connect_seconds = self._upload_seconds = 0.0
+        timing = Timing(
+            connect_s=connect,
+            upload_s=upload,
+            run_s=ended - entered - conversation.upload_seconds,
+            total_s=connect + upload + (ended - entered - conversation.upload_seconds),
+            phases=dict(self.transport.facts.phase_seconds),
+        )
+        return conversation.outcome(
+            timing=timing,
+            hello=hello,
+            bundle_dir=f"{hello.cache}/{self.bundle.digest}",
+            notes=(*self.transport.facts.notes, *self.notes),
+        )
+
+    def _load(self, probe: Any) -> Probe[Any, Any]:
+        from .discovery import find
+        from .probe import Probe, from_module
+
+        if isinstance(probe, Probe):
+            return probe
+        return find(str(probe)) if isinstance(probe, (str, Path)) else from_module(probe)
+
+    def _prepare(self) -> None:
+        try:
+            self._ready = self._start()
+        except BaseException as error:  # noqa: BLE001 - raised again in the caller's thread
+            self._prepare_error = error
+
+    def _take(self) -> tuple[AgentLink, Hello]:
+        if self._preparing is not None:
+            self._preparing.join()
+            self._preparing = None
+            if self._prepare_error is not None:
+                error, self._prepare_error = self._prepare_error, None
+                raise error
+        if self._ready is not None:
+            ready, self._ready = self._ready, None
+            return ready
+        return self._start()
+
+    def _start(self) -> tuple[AgentLink, Hello]:
+        """Start an agent and return it with its hello; install the bundle on the way when the host lacks it."""
+        self.connect()
+        failure: EntryFailed | None = None
+        for attempt in range(2):
+            started = time.monotonic()
+            link = AgentLink(self.transport.execute(self.enter_command), self.host.name)
+            link.greet()
+            try:
+                frame = link.first(started + max(10.0, self.host.connect_timeout))
+            except EntryFailed as error:
+                link.close()
+                failure, damaged = error, False
+            except BaseException:
+                link.close()
+                raise
+            else:
+                if frame.kind == "hello":
+                    self._connect_seconds += time.monotonic() - started
+                    return link, parse_hello(frame.payload)
+                link.close()
+                damaged = frame.kind == "bundle-damaged"
+                if not damaged:
+                    raise self._unfit(frame.kind, frame.payload)
+            if attempt == 0:
+                self._install(replace=damaged)
+        raise self._no_agent(failure)
+
+    def _install(self, *, replace: bool) -> None:
+        started = time.monotonic()
+        size = self.bundle.size // 1024
+        self._tell(Note(f"installing the agent on {self.host.name} ({size} KiB, once per host and version)"))
+        cache, note = installation.install(
+            self.transport, self.host, self.bundle, cache=self._cache, replace=replace
+        )
+        if note is not None:
+            self._temporary = True
+            self.notes.append(note)
+            self._tell(Note(note))
+        self._cache = cache
+        self._upload_seconds += time.monotonic() - started
+
+    def _unfit(self, kind: str, payload: bytes) -> RdiagError:
+        if kind == "python-too-old":
+            version, executable = parse_too_old(payload)
+            return EnvironmentUnfit(
+                f"{executable} is Python {version}; the agent needs 3.8 or newer",
+                host=self.host.name,
+                hint="install a newer Python there and set environment: {python: /path/to/python3} or {venv: ...} "
+                "in hosts.yaml",
+            )
+        if kind in environment.ENTRY_FAILURES:
+            message, hint = environment.explain(kind, self.host.environment)
+            return EnvironmentUnfit(message, host=self.host.name, hint=hint)
+        return ConnectionLost(
+            f"the agent began with a frame of kind {kind!r}", host=self.host.name, phase="start"
+        )
+
+    def _no_agent(self, failure: EntryFailed | None) -> RdiagError:
+        if failure is None:
+            return EnvironmentUnfit(
+                "the agent's files are damaged again right after they were installed",
+                host=self.host.name,
+                hint="look at the disk of the host: dmesg, df, and the cache directory",
+            )
+        details = tuple(last_lines(failure.stderr + b"\n" + failure.noise))
+        cause = f": {details[-1]}" if details else ""
+        if failure.exit_status == 65:
+            return EnvironmentUnfit(
+                "the entry line did not reach the entry script: something that runs at login read it first",
+                host=self.host.name,
+                hint="look for commands that read stdin in .zshenv, .bashrc, config.fish or .cshrc there",
+                details=details,
+            )
+        if failure.exit_status in {126, 127, None}:
+            return EnvironmentUnfit(
+                f"the interpreter does not start (exit status {failure.exit_status}){cause}",
+                host=self.host.name,
+                hint=f"try it there by hand; see: rdiag check {self.host.name}",
+                details=details,
+            )
+        return AuthError(
+            f"the host ran the entry script and no agent answered (exit status {failure.exit_status}){cause}",
+            host=self.host.name,
+            phase="start",
+            hint=f"see: rdiag check {self.host.name}",
+            details=details,
+        )
+
