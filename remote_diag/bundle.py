@@ -6,6 +6,7 @@ The archive is a shell script that carries its files in here-documents, so that 
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -32,6 +33,14 @@ class Bundle:
     def size(self) -> int:
         """Bytes of all files."""
         return sum(len(data) for _, data in self.files)
+
+    def listing(self) -> dict[str, object]:
+        """Return hash, size and every file with its own hash, for ``rdiag run --dry-run``."""
+        return {
+            "sha256": self.digest,
+            "bytes": self.size,
+            "files": {name: hashlib.sha256(data).hexdigest() for name, data in self.files},
+        }
 
     def installer(self) -> bytes:
         """Return the archive: a shell script for ``sh <file> CACHE NONCE [replace]``, the same bytes every time."""

@@ -1,0 +1,223 @@
+"""Where ``rdiag`` starts: the group of commands, and the one place where errors become lines and exit codes."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import signal
+import sys
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import click
+
+from .. import __version__
+from ..exitcodes import ExitCode, for_signal
+from .settings import Settings
+
+if TYPE_CHECKING:
+    from ..errors import RdiagError
+
+COMMANDS: dict[str, tuple[str, str]] = {
+    "check": ("check", "Look at a host: connection, login shell, Python, disk, limits."),
+    "hosts": ("hosts", "Show the inventory, and which file it came from."),
+    "new-probe": ("new_probe", "Write a small working probe, and its test."),
+    "probes": ("probes", "List the probes, or describe one."),
+    "run": ("run", "Run any probe on a host."),
+    "trust": ("trust", "Show a host's key and record it after a yes."),
+    "vocab-compare": ("vocab_compare", "Compare the draft vocabularies of two EAGLE-3 checkpoints."),
+}
+"""Command name -> (module in this package, one line of help); modules are imported when their command is called."""
+
+
+class SignalReceived(BaseException):
+    """SIGTERM or SIGHUP arrived; raised in the main thread so that everything is ended in order."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+class _Commands(click.Group):
+    """A group that imports a command's module only when the command is called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
+        return sorted(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        if cmd_name not in COMMANDS:
+            return None
+        from importlib import import_module
+
+        module = import_module(f".{COMMANDS[cmd_name][0]}", __package__)
+        command: click.Command = module.command
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            from difflib import get_close_matches
+
+            near = get_close_matches(args[0], COMMANDS, n=1)
+            if near:
+                error.message += f" Did you mean {near[0]!r}?"
+            raise
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, COMMANDS[name][1]) for name in sorted(COMMANDS)])
+
+
+@click.group(
+    cls=_Commands,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog="Exit status: 0 ok, 1 findings, 2 usage, 3 config, 4 unreachable, 5 auth, 6 host key, 7 environment, "
+    "8 probe error, 9 refused, 10 unknown, 124 deadline, 128+n signals.",
+)
+@click.version_option(__version__, prog_name="rdiag")
+def cli() -> None:
+    """Safe diagnostics for GPU hosts: probes travel as files and answer with typed results."""
+
+
+def main() -> NoReturn:
+    """Run the command line and end the process with its exit code."""
+    # A short-lived process: fewer collections while modules are being imported are worth 5 to 10 ms.
+    gc.set_threshold(100_000, 50, 50)
+    settings = Settings(json="--json" in sys.argv[1:])
+    code = _guarded(settings)
+    code = _flush(code)
+    # Skips the interpreter's tear-down, which takes longer than many a probe; everything is flushed and closed.
+    os._exit(code)
+
+
+def _guarded(settings: Settings) -> int:
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _on_signal)
+    try:
+        result = cli.main(prog_name="rdiag", standalone_mode=False, obj=settings)
+        return int(result) if isinstance(result, int) else int(ExitCode.OK)
+    except SystemExit as error:
+        return error.code if isinstance(error.code, int) else int(ExitCode.OK)
+    except click.exceptions.Exit as error:
+        return error.exit_code
+    except click.ClickException as error:
+        return _report_usage(error, settings)
+    except (KeyboardInterrupt, click.Abort):
+        _to_stderr("rdiag: interrupted")
+        return int(ExitCode.INTERRUPTED)
+    except SignalReceived as received:
+        _to_stderr(f"rdiag: ended by {signal.Signals(received.number).name}")
+        return int(for_signal(received.number))
+    except BrokenPipeError:
+        return int(ExitCode.BROKEN_PIPE)
+    except Exception as error:  # noqa: BLE001 - the last place where it can be explained
+        return _report(error, settings)
+
+
+def _on_signal(number: int, frame: object) -> None:  # noqa: ARG001
+    raise SignalReceived(number)
+
+
+def _flush(code: int) -> int:
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        return int(ExitCode.BROKEN_PIPE)
+    except (OSError, ValueError) as error:
+        _to_stderr(f"rdiag: error: output: cannot write to standard output: {error}")
+        return int(ExitCode.LOCAL_IO)
+    try:
+        sys.stderr.flush()
+    except (OSError, ValueError):
+        return code
+    return code
+
+
+def _to_stderr(line: str) -> None:
+    try:
+        print(line, file=sys.stderr, flush=True)  # noqa: T201
+    except (OSError, ValueError):
+        return
+
+
+def _print_json(error: dict[str, Any]) -> None:
+    from ..outcome import SCHEMA_VERSION
+
+    print(json.dumps({"schema_version": SCHEMA_VERSION, "error": error}, indent=2))  # noqa: T201
+
+
+def _report_usage(error: click.ClickException, settings: Settings) -> int:
+    from ..errors import UsageProblem
+    from ..text import safe
+
+    hint = None
+    if isinstance(error, click.UsageError) and error.ctx is not None:
+        hint = f"see: {error.ctx.command_path} --help"
+    return _report(UsageProblem(safe(error.format_message()), hint=hint), settings)
+
+
+def _report(error: Exception, settings: Settings) -> int:
+    from ..errors import RdiagError
+
+    known = error if isinstance(error, RdiagError) else _unexpected(error, settings)
+    if settings.json:
+        try:
+            _print_json(known.as_dict())
+        except OSError:
+            return int(ExitCode.LOCAL_IO)
+    for line in error_lines(known, verbose=settings.verbose):
+        _to_stderr(line)
+    return int(known.exit_code)
+
+
+def error_lines(error: RdiagError, *, verbose: int = 0) -> list[str]:
+    """Return what a person gets to read: the cause, the last lines that explain it, and what to do next."""
+    lines = [f"rdiag: error: {error.one_line()}"]
+    shown = error.details if verbose else error.details[-6:]
+    lines += [f"  {line}" for line in shown]
+    if error.hint:
+        first, *rest = error.hint.split("\n")
+        lines += [f"hint: {first}", *(f"      {line}" for line in rest)]
+    return lines
+
+
+def _unexpected(error: Exception, settings: Settings) -> RdiagError:
+    import errno
+    import traceback
+
+    from ..errors import InternalError, LocalIOError
+
+    if isinstance(error, OSError) and error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO}:
+        return LocalIOError(f"cannot write on this machine: {error}")
+    text = "".join(traceback.format_exception(error))
+    if settings.debug:
+        _to_stderr(text)
+    return InternalError(
+        f"{type(error).__name__}: {error}" if str(error) else type(error).__name__,
+        phase="run",
+        hint=f"this is a bug in rdiag; the traceback is in {_save_crash(text)}",
+    )
+
+
+def _save_crash(text: str) -> str:
+    import time
+
+    from ..paths import crash_reports
+
+    try:
+        folder = crash_reports()
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path = folder / f"{time.strftime('%Y%m%dT%H%M%S')}-{os.getpid()}.txt"
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "w") as file:
+            file.write(text)
+    except OSError as error:
+        return f"no file ({error}); run again with --debug"
+    return str(path)
+
+
+if __name__ == "__main__":
+    main()

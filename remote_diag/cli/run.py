@@ -1,0 +1,186 @@
+"""``rdiag run``, and the way that every command goes which runs a probe."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ..exitcodes import ExitCode
+from .options import pass_settings, running
+from .settings import Settings
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from ..host import Host
+    from ..outcome import Outcome
+    from ..probe import Probe
+    from ..session import Session
+
+ParamsBuilder = Callable[["Probe[Any, Any]"], Any]
+View = Callable[["Outcome[Any]"], "RenderableType"]
+
+
+def _complete_probes(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:  # noqa: ARG001
+    from ..discovery import names
+
+    try:
+        return sorted(name for name in names() if name.startswith(incomplete))
+    except Exception:  # noqa: BLE001 - a completion must never print
+        return []
+
+
+@click.command()
+@click.argument("probe", shell_complete=_complete_probes)
+@click.option("-s", "--set", "sets", multiple=True, metavar="KEY=VALUE", help="A parameter; may be repeated.")
+@click.option(
+    "--params",
+    "params_file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Parameters from a YAML or JSON file; --set wins.",
+)
+@running
+@pass_settings
+def command(settings: Settings, probe: str, sets: tuple[str, ...], params_file: Path | None) -> int:
+    """Run PROBE, the name of a probe or a probe file, on one host or several.
+
+    \b
+    rdiag run hello --set name=Ada
+    rdiag run ./probes/mine.py --host gpu8 --params mine.yaml
+    """
+
+    def build(loaded: Probe[Any, Any]) -> Any:
+        from ..parameters import build as build_params
+
+        return build_params(loaded, sets, params_file)
+
+    return execute(settings, probe, build)
+
+
+def execute(settings: Settings, probe: str, build: ParamsBuilder, *, view: View | None = None) -> int:
+    """Run ``probe`` on the hosts of ``settings``, print what came of it, and return the exit code.
+
+    Args:
+        settings: the common options.
+        probe: name or path of the probe.
+        build: gets the loaded probe and returns its ``Params``.
+        view: renders the Outcome for people; the generic table by default.
+    """
+    from ..inventory import load
+
+    hosts = load(settings.inventory).expand(settings.hosts or ("local",))
+    if settings.dry_run:
+        return _dry_run(settings, hosts, probe, build)
+    if len(hosts) == 1:
+        return _run_on_one(settings, hosts[0], probe, build, view)
+    return _run_on_several(settings, hosts, probe, build, view)
+
+
+def _run_on_one(settings: Settings, host: Host, name: str, build: ParamsBuilder, view: View | None) -> int:
+    from ..session import Session
+    from .output import Reporter, print_json, print_outcome
+
+    with Reporter(settings) as reporter:
+        session = Session(host, on_event=reporter.tell)
+        try:
+            # The network works while this process still imports what only the probe needs.
+            session.prepare()
+            loaded = _load(settings, name)
+            outcome = _run(session, settings, loaded, build(loaded))
+        finally:
+            session.close()
+    if settings.json:
+        print_json(outcome.as_dict())
+    else:
+        print_outcome(outcome, view)
+    return int(outcome.exit_code)
+
+
+def _run_on_several(settings: Settings, hosts: list[Host], name: str, build: ParamsBuilder, view: View | None) -> int:
+    from .. import fleet
+    from ..outcome import SCHEMA_VERSION
+    from ..session import Session
+    from .output import Reporter, print_error, print_json, print_outcome
+
+    loaded = _load(settings, name)
+    params = build(loaded)
+    answers: dict[str, fleet.Answer] = {}
+    with Reporter(settings, hosts=len(hosts)) as reporter:
+
+        def run(host: Host) -> Outcome[Any]:
+            with Session(host, on_event=reporter.teller(host.name)) as session:
+                return _run(session, settings, loaded, params)
+
+        for host, answer in fleet.run_on_all(hosts, run):
+            answers[host.name] = answer
+            reporter.arrived(host.name)
+    ordered = [(host, answers[host.name]) for host in hosts]
+    if settings.json:
+        print_json(
+            {
+                "schema_version": SCHEMA_VERSION,
+                "probe": loaded.name,
+                "hosts": [fleet.as_dict(host, answer) for host, answer in ordered],
+            }
+        )
+    else:
+        for _, answer in ordered:
+            if isinstance(answer, Exception):
+                print_error(answer, settings)
+            else:
+                print_outcome(answer, view)
+    return int(fleet.exit_code([answer for _, answer in ordered]))
+
+
+def _run(session: Session, settings: Settings, probe: Probe[Any, Any], params: Any) -> Outcome[Any]:
+    return session.run(probe, params, timeout=settings.timeout, keep=settings.keep, force=settings.force)
+
+
+def _load(settings: Settings, name: str) -> Probe[Any, Any]:
+    from ..discovery import find
+
+    return find(name, probe_paths=settings.probe_paths)
+
+
+def _dry_run(settings: Settings, hosts: list[Host], name: str, build: ParamsBuilder) -> int:
+    from ..conversation import build_request
+    from ..outcome import SCHEMA_VERSION
+    from ..session import Session, new_run_id
+    from .output import print_json, print_plan
+
+    loaded = _load(settings, name)
+    params = build(loaded)
+    plans: list[dict[str, Any]] = []
+    for host in hosts:
+        session = Session(host)
+        request = build_request(
+            host=host,
+            probe=loaded,
+            params=params,
+            run_id=new_run_id(),
+            timeout=settings.timeout or host.timeout,
+            keep=settings.keep,
+            force=settings.force,
+        )
+        plans.append(
+            {
+                "host": host.name,
+                "target": session.transport.facts.target,
+                "command": str(session.enter_command),
+                "bundle": session.bundle.listing(),
+                "probe": {"name": loaded.name, "path": str(loaded.path), "sha256": loaded.sha256},
+                "request": request,
+            }
+        )
+    if settings.json:
+        # One host gives one object, as everywhere; several give a list of them.
+        print_json({"schema_version": SCHEMA_VERSION, **(plans[0] if len(plans) == 1 else {"hosts": plans})})
+    else:
+        for plan in plans:
+            print_plan(plan, json.dumps(plan["request"], indent=2))
+    return int(ExitCode.OK)

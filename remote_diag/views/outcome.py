@@ -1,0 +1,113 @@
+"""Any probe's outcome as a table: the verdict first, then findings, then the fields of the result."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from ..text import safe
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from rich.console import RenderableType
+
+    from ..findings import Finding
+    from ..outcome import Outcome
+
+STYLES = {"ok": "green", "degraded": "yellow", "fail": "bold red", "unknown": "magenta", "skipped": "dim"}
+"""Colour of each status and level; every one is also written out as a word."""
+_SHOWN = 300
+
+
+def headline(outcome: Outcome[Any], sentence: str | None = None) -> Text:
+    """Return the first line: host, probe, status, and one sentence if there is one."""
+    text = Text()
+    text.append(f"{outcome.host}: {outcome.probe}: ")
+    text.append(outcome.status, STYLES.get(outcome.status, ""))
+    told = sentence or outcome.message
+    if told:
+        text.append(f" - {safe(told)}")
+    return text
+
+
+def findings(items: Sequence[Finding]) -> RenderableType | None:
+    """Return the findings as lines: level, subject, message; below each its numbers, evidence and next step."""
+    lines: list[Text] = []
+    for item in items:
+        text = Text()
+        text.append(f"{item.level:<9}", STYLES.get(item.level, ""))
+        subject = f"{safe(item.subject)}: " if item.subject else ""
+        text.append(f"{subject}{safe(item.message)}")
+        lines.append(text)
+        lines += [Text(f"{'':9}{line}", "dim") for line in _support(item)]
+        if item.action:
+            lines.append(Text(f"{'':9}next: {safe(item.action)}"))
+    return Group(*lines) if lines else None
+
+
+def _support(item: Finding) -> Iterator[str]:
+    unit = f" {safe(item.unit)}" if item.unit else ""
+    if item.value is not None:
+        against = ""
+        if item.threshold is not None:
+            source = f" ({safe(item.threshold_source)})" if item.threshold_source else ""
+            against = f"; threshold {safe(str(item.threshold))}{unit}{source}"
+        yield f"measured {safe(str(item.value))}{unit}{against}"
+    for line in item.evidence:
+        yield safe(line, limit=_SHOWN)
+
+
+def _rows(value: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        for field in dataclasses.fields(value):
+            yield from _rows(getattr(value, field.name), f"{prefix}.{field.name}" if prefix else field.name)
+    elif isinstance(value, dict):
+        if not value:
+            yield prefix, "none"
+        for key, item in value.items():
+            yield from _rows(item, f"{prefix}.{safe(str(key))}")
+    elif isinstance(value, (tuple, list)):
+        if any(dataclasses.is_dataclass(item) for item in value):
+            for index, item in enumerate(value):
+                yield from _rows(item, f"{prefix}[{index}]")
+        else:
+            yield prefix, safe(", ".join(str(item) for item in value), limit=_SHOWN) or "none"
+    elif value is None:
+        yield prefix, "unknown"
+    else:
+        yield prefix, safe(str(value), limit=_SHOWN)
+
+
+def fields(result: Any) -> Table:
+    """Return the fields of a result as a two-column table; nested ones with dotted names."""
+    table = Table(show_header=False, box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column("field", style="cyan", no_wrap=True)
+    table.add_column("value", overflow="fold")
+    for name, value in _rows(result):
+        table.add_row(Text(name), Text(value))
+    return table
+
+
+def render(outcome: Outcome[Any]) -> RenderableType:
+    """Return any outcome as verdict, findings and fields."""
+    parts: list[RenderableType] = [headline(outcome)]
+    found = findings(outcome.findings)
+    if found is not None:
+        parts.append(found)
+    if outcome.result is not None:
+        parts.append(fields(outcome.result))
+    return Group(*parts)
+
+
+def footer(outcome: Outcome[Any]) -> RenderableType | None:
+    """Return what a person should know besides the result: notes, and where the run was kept."""
+    lines = [Text(f"note: {safe(note)}", "dim") for note in outcome.notes]
+    if outcome.kept:
+        lines.append(Text(f"kept on {outcome.host}: {safe(outcome.kept)}"))
+        lines.append(Text(f"run it again there: {safe(outcome.rerun or '')}"))
+    return Group(*lines) if lines else None
