@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import unicodedata
 
-_BIDI = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
-_LINE_SEPARATORS = frozenset("\u2028\u2029\u0085")
+_JOINERS = frozenset("\u200c\u200d")
+"""Invisible, and part of ordinary text: emoji sequences, Persian, Indic scripts."""
 
 
 def _escaped(character: str) -> str:
@@ -16,10 +16,9 @@ def _escaped(character: str) -> str:
 
 
 def _hidden(character: str) -> bool:
-    if character in _BIDI or character in _LINE_SEPARATORS:
-        return True
-    # Cc: C0, DEL and C1; Cs: lone surrogates; Cf: invisible format characters such as zero-width joiners' kin.
-    return unicodedata.category(character) in {"Cc", "Cs"} or character in "\ufeff\u200b\u2060"
+    # Cc: C0, DEL, C1. Cs: lone surrogates. Cf: bidirectional controls, zero-width and tag characters.
+    # Zl, Zp: separators that some terminals and editors break lines at.
+    return character not in _JOINERS and unicodedata.category(character) in {"Cc", "Cf", "Cs", "Zl", "Zp"}
 
 
 def safe(value: str | bytes, *, limit: int | None = None, keep_newlines: bool = False) -> str:
