@@ -13,7 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from . import environment, paths
-from .agent.digest import digest_files
+from .agent.digest import digest
 from .agent.layout import AGENT, PROBES
 from .errors import ConfigError, InternalError
 from .host import Environment
@@ -83,4 +83,4 @@ def build(target: Environment) -> Bundle:
     if "\n" in target.value:
         raise ConfigError("a line break in the environment of a host")
     ordered = tuple(sorted(files.items()))
-    return Bundle(files=ordered, digest=digest_files(ordered))
+    return Bundle(files=ordered, digest=digest(ordered))

@@ -22,7 +22,16 @@ from .events import Event, Log, Note, Progress, Started
 from .findings import Finding, status
 from .host import Host
 from .link import AgentLink
-from .messages import End, Hello, MessageError, parse_end, parse_finding, parse_need, parse_progress, parse_started
+from .messages import (
+    End,
+    Hello,
+    MessageError,
+    parse_end,
+    parse_finding,
+    parse_need,
+    parse_progress,
+    parse_started,
+)
 from .outcome import Outcome, Timing
 from .text import last_lines, safe
 

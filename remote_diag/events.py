@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, Union
+from typing import Literal
 
 
 @dataclass(frozen=True)
@@ -39,4 +39,4 @@ class Log:
     data: bytes
 
 
-Event = Union[Note, Started, Progress, Log]
+Event = Note | Started | Progress | Log

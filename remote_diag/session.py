@@ -50,7 +50,7 @@ class Session:
     ) -> None:
         self.host = host
         self.transport = transport or for_host(host)
-        self._tell = on_event or (lambda event: None)
+        self._tell = on_event or (lambda _: None)
         self._bundle: Bundle | None = None
         self._cache: SafePath | None = None
         self._temporary = False

@@ -22,10 +22,10 @@ def _hidden(character: str) -> bool:
 
 
 def safe(value: str | bytes, *, limit: int | None = None, keep_newlines: bool = False) -> str:
-    """Return ``value`` with everything that could steer a terminal made visible.
+    r"""Return ``value`` with everything that could steer a terminal made visible.
 
     Control characters (C0, DEL, C1), bidirectional overrides, invisible separators and lone surrogates become
-    escapes such as ``\\x1b``; bytes that are not UTF-8 become ``\\xNN``. Tabs become a space. With
+    escapes such as ``\x1b``; bytes that are not UTF-8 become ``\xNN``. Tabs become a space. With
     ``keep_newlines`` the newline passes. ``limit`` bounds the returned characters and says how many were cut.
     """
     text = value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else value

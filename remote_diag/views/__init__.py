@@ -1,0 +1,1 @@
+"""Results for people: terminal tables now, plots and pages later. Nothing here prints."""
