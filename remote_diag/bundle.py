@@ -15,7 +15,7 @@ from pathlib import Path
 from . import environment, paths
 from .agent.digest import digest
 from .agent.layout import AGENT, PROBES
-from .errors import ConfigError, InternalError
+from .errors import InternalError
 from .host import Environment
 from .transport.base import SafePath
 
@@ -80,7 +80,5 @@ def build(target: Environment) -> Bundle:
     except OSError as error:
         raise InternalError(f"rdiag's own files cannot be read: {error}") from error
     files.update(environment.entry_files(target))
-    if "\n" in target.value:
-        raise ConfigError("a line break in the environment of a host")
     ordered = tuple(sorted(files.items()))
     return Bundle(files=ordered, digest=digest(ordered))

@@ -39,7 +39,7 @@ def entry_files(environment: Environment) -> dict[str, bytes]:
     if environment.kind == "conda":
         files[CONDA] = _line(value, "conda environment")
     elif environment.kind == "venv":
-        files[VENV] = _line(value.rstrip("/") or "/", "venv")
+        files[VENV] = _line(value, "venv")
     elif environment.kind == "python":
         files[PYTHON_CANDIDATES] = _line(value, "python")
     else:
