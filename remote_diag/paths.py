@@ -53,6 +53,11 @@ def working_inventory() -> Path:
     return Path("hosts.yaml")
 
 
+def shipped_inventory() -> Path:
+    """Return the sample inventory that comes with rdiag."""
+    return _first_existing(_PACKAGE / "_shipped" / "hosts.yaml", _PACKAGE.parent / "hosts.yaml")
+
+
 def own_known_hosts() -> Path:
     """Return the file in which ``rdiag trust`` records host keys."""
     return config_dir() / "known_hosts"

@@ -1,0 +1,182 @@
+"""Validated inventories, kept by the hash of what was validated.
+
+Reading one needs neither yaml nor pydantic. An entry is used only when it is a file of ours that nobody else may
+write to and its digest is right; anything else counts as absent, and the inventory is validated again. Entries may
+hold what hosts.yaml holds, environment variables included, so they are readable by their owner only and few are kept.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import secrets
+import stat
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from . import paths
+from .host import Environment, Host
+
+Contents: TypeAlias = tuple[dict[str, Host], dict[str, tuple[str, ...]]]
+"""Hosts and groups, by name."""
+
+_FORMAT = b"rdiag inventory 1"
+_MAX_BYTES = 4 * 1024 * 1024
+_KEPT = 8
+_VALIDATORS = (
+    "host.py",
+    "inventory_cache.py",
+    "inventory_fields.py",
+    "inventory_models.py",
+    "strict_yaml.py",
+    "transport/base.py",
+)
+"""The modules that decide what a file means; an entry made by another version of one of them is not used."""
+_FIELDS: dict[str, tuple[type, ...]] = {
+    "name": (str,),
+    "transport": (str,),
+    "ssh": (str, type(None)),
+    "address": (str, type(None)),
+    "user": (str, type(None)),
+    "port": (int, type(None)),
+    "identity_file": (str, type(None)),
+    "jump": (str, type(None)),
+    "known_hosts": (str, type(None)),
+    "host_key": (str, type(None)),
+    "environment": (list,),
+    "workdir": (str, type(None)),
+    "env": (list,),
+    "gpus": (int, type(None)),
+    "cache_dir": (str, type(None)),
+    "connect_timeout": (float,),
+    "timeout": (float,),
+    "lease": (float,),
+    "source": (str,),
+}
+_PATHS = ("identity_file", "known_hosts")
+
+
+def _folder() -> Path:
+    return paths.cache_dir() / "inventory"
+
+
+def key(data: bytes, source: str) -> str | None:
+    """Return the name of the entry for a file's bytes, or None when nothing can be remembered.
+
+    The bytes alone do not determine the outcome: so do the file's name (it is part of errors and ``source``), the
+    home directory (``~``), and the code that validates.
+    """
+    digest = hashlib.sha256()
+    here = Path(__file__).parent
+    try:
+        stamps = [(here / name).stat() for name in _VALIDATORS]
+    except OSError:
+        return None
+    facts = [source, os.environ.get("HOME", ""), *(f"{stamp.st_size} {stamp.st_mtime_ns}" for stamp in stamps)]
+    for part in (*(fact.encode("utf-8", "surrogateescape") for fact in facts), data):
+        digest.update(b"%d:" % len(part) + part)
+    return digest.hexdigest()
+
+
+def read(name: str | None) -> Contents | None:
+    """Return what was kept as ``name``; None when there is nothing that can be trusted."""
+    if name is None:
+        return None
+    try:
+        return _decode(_read_private(_folder() / f"{name}.json"))
+    except (OSError, ValueError, TypeError, LookupError, RecursionError):
+        return None
+
+
+def write(name: str | None, contents: Contents) -> None:
+    """Keep ``contents`` as ``name``, in one step; where that is impossible, nothing happens."""
+    if name is None:
+        return
+    try:
+        folder = _folder()
+        if not _may_create_in(folder):
+            return
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _require_private(folder.stat(), stat.S_IFDIR)
+        temporary = folder / f".{name}.{secrets.token_hex(8)}"
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            with os.fdopen(descriptor, "wb") as stream:
+                stream.write(_encode(contents))
+            temporary.replace(folder / f"{name}.json")
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+        _forget_old(folder)
+    except (OSError, ValueError):
+        return
+
+
+def _may_create_in(folder: Path) -> bool:
+    """Whether the nearest folder that exists is ours: `sudo rdiag` leaves nothing of root's in a user's home."""
+    nearest = next((path for path in (folder, *folder.parents) if path.exists()), None)
+    return nearest is not None and nearest.stat().st_uid == os.geteuid()
+
+
+def _forget_old(folder: Path) -> None:
+    entries = sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime_ns, reverse=True)
+    for path in entries[_KEPT:]:
+        path.unlink(missing_ok=True)
+
+
+def _require_private(status: os.stat_result, kind: int) -> None:
+    if stat.S_IFMT(status.st_mode) != kind or status.st_uid != os.geteuid() or status.st_mode & 0o022:
+        raise ValueError("not a private file of ours")
+
+
+def _read_private(path: Path) -> bytes:
+    _require_private(path.parent.lstat(), stat.S_IFDIR)
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(descriptor, "rb") as stream:
+        _require_private(os.fstat(descriptor), stat.S_IFREG)
+        data = stream.read(_MAX_BYTES + 1)
+    if len(data) > _MAX_BYTES:
+        raise ValueError("too large")
+    return data
+
+
+def _encode(contents: Contents) -> bytes:
+    hosts, groups = contents
+    body = json.dumps({"hosts": [_record(host) for host in hosts.values()], "groups": groups}).encode("ascii")
+    return b"%s %s\n%s" % (_FORMAT, hashlib.sha256(body).hexdigest().encode("ascii"), body)
+
+
+def _decode(data: bytes) -> Contents:
+    header, _, body = data.partition(b"\n")
+    if header != b"%s %s" % (_FORMAT, hashlib.sha256(body).hexdigest().encode("ascii")):
+        raise ValueError("damaged")
+    stored = json.loads(body)
+    hosts = [_host(record) for record in stored["hosts"]]
+    groups = {str(name): tuple(str(member) for member in members) for name, members in stored["groups"].items()}
+    return {host.name: host for host in hosts}, groups
+
+
+def _record(host: Host) -> dict[str, Any]:
+    record = {each.name: getattr(host, each.name) for each in fields(host)}
+    for name in _PATHS:
+        record[name] = None if record[name] is None else str(record[name])
+    record["environment"] = [host.environment.kind, host.environment.value]
+    return record
+
+
+def _host(record: Mapping[str, Any]) -> Host:
+    if record.keys() != _FIELDS.keys():
+        raise ValueError("other fields than this version has")
+    for name, types in _FIELDS.items():
+        if type(record[name]) not in types:
+            raise ValueError(f"{name} is of another type")
+    values = dict(record)
+    for name in _PATHS:
+        values[name] = None if values[name] is None else Path(values[name])
+    kind, value = values["environment"]
+    values["environment"] = Environment(kind, value)
+    values["env"] = tuple((str(variable), str(text)) for variable, text in values["env"])
+    return Host(**values)
