@@ -17,7 +17,7 @@ SILENCE_LIMIT = 15.0
 _STDERR_KEPT = 16 * 1024
 
 
-class EntryFailed(Exception):  # noqa: N818 - a signal to the session: install, or explain
+class EntryFailed(Exception):
     """The command ended before an agent said hello."""
 
     def __init__(self, exit_status: int | None, stderr: bytes, noise: bytes) -> None:

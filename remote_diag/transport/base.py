@@ -127,5 +127,5 @@ class Transport(Protocol):
         ...
 
 
-class UploadUnavailable(Exception):  # noqa: N818 - a signal to the session to use the other way, not an error
+class UploadUnavailable(Exception):
     """This transport cannot carry files to this host; the session sends them through a channel instead."""
