@@ -1,0 +1,343 @@
+"""Keeps active probes away from GPUs that somebody uses: one lock a host, and a look at who computes.
+
+nvidia-smi is asked without ever being waited for: in a driver that hangs it cannot even be killed. At most one
+question is open at a time; one that stays without an answer ends the guarding, it is never asked twice.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import signal
+from time import monotonic, time
+
+from . import wirejson
+from .layout import ACTIVE_LOCK
+from .protocol import REFUSED
+from .verdict import Verdict
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from .processes import Children, Tree
+    from .request import Request
+
+PROGRAM = "nvidia-smi"
+QUESTION = ("--query-compute-apps=pid,process_name,used_memory", "--format=csv,noheader")
+ANSWER_WITHIN = 10.0
+"""Seconds after which nvidia-smi counts as stuck. Without persistence mode eight GPUs take several."""
+EVERY = 2.0
+"""Seconds between an answer and the next question while the probe runs."""
+_MAX_ANSWER = 1 << 20
+_MAX_NAMED = 5
+_INITIAL_PID_NAMESPACE = "pid:[4026531836]"
+_FORCE = "--force runs it all the same"
+
+
+class GpuProcess:
+    """One process that computes on a GPU, as nvidia-smi names it."""
+
+    __slots__ = ("memory", "name", "pid")
+
+    def __init__(self, line: str) -> None:
+        """Parse ``pid, name, memory``; the name may hold commas. Raise ValueError for anything else."""
+        pid, _, rest = line.partition(",")
+        name, comma, memory = rest.rpartition(",")
+        if not comma:
+            raise ValueError("not a process: %r" % line[:200])
+        self.pid = int(pid)
+        self.name = name.strip()
+        self.memory = memory.strip()
+
+    def describe(self) -> str:
+        """Say who it is and whose."""
+        return "pid %d (%s, user %s, %s)" % (self.pid, self.name[:200], _owner(self.pid), self.memory[:40])
+
+
+class Question:
+    """One nvidia-smi at work."""
+
+    def __init__(self, path: str, env: dict[str, str], children: Children) -> None:
+        self.descriptor, writer = os.pipe()
+        os.set_blocking(self.descriptor, False)
+        self._children = children
+        self._asked = monotonic()
+        self._answer = b""
+        self._complete = False
+        try:
+            self._pid = os.posix_spawn(
+                path,
+                (path, *QUESTION),
+                env,
+                file_actions=[
+                    (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+                    (os.POSIX_SPAWN_DUP2, writer, 1),
+                    (os.POSIX_SPAWN_OPEN, 2, os.devnull, os.O_WRONLY, 0),
+                ],
+                setpgroup=0,
+            )
+        except OSError:
+            os.close(self.descriptor)
+            raise
+        finally:
+            os.close(writer)
+        children.await_(self._pid)
+
+    def read(self) -> None:
+        """Take what it says."""
+        try:
+            piece = os.read(self.descriptor, 1 << 16)
+        except BlockingIOError:
+            return
+        self._answer += piece
+        self._complete = not piece or len(self._answer) > _MAX_ANSWER
+
+    @property
+    def reading(self) -> bool:
+        """Whether more may come."""
+        return not self._complete
+
+    @property
+    def late(self) -> float:
+        """When, on the monotonic clock, it counts as stuck."""
+        return self._asked + ANSWER_WITHIN
+
+    def answer(self) -> list[GpuProcess] | None:
+        """Return what it said; None while it has not ended.
+
+        Raises:
+            ValueError: that is no list of processes.
+        """
+        self._children.reap()
+        if not self._complete or self._pid not in self._children.ended:
+            return None
+        status = self._children.ended.pop(self._pid)
+        lines = [line for line in self._answer.decode("utf-8", "replace").splitlines() if line.strip()]
+        if status != 0:
+            raise ValueError("it failed: %s" % (lines[0] if lines else "without a word")[:200])
+        return [GpuProcess(line) for line in lines]
+
+    def abandon(self) -> None:
+        """Kill it, without waiting to see it die."""
+        os.close(self.descriptor)
+        if self._pid in self._children.pending():
+            # Not reaped yet, so the number is still its own.
+            try:
+                os.kill(self._pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+
+
+class Guard:
+    """Decides whether an active probe may start, and whether it may go on.
+
+    Args:
+        cache: folder that holds the lock.
+        request: what is to run; its ``force`` switches off everything but the lock.
+        env: environment variables of the probe, by whose PATH nvidia-smi is found.
+        children: who waits for our children.
+    """
+
+    def __init__(self, cache: str, request: Request, env: dict[str, str], children: Children) -> None:
+        self._path = os.path.join(cache, ACTIVE_LOCK)
+        self._request = request
+        self._env = env
+        self._children = children
+        self._lock: int | None = None
+        self._question: Question | None = None
+        self._next_question: float | None = None
+        self._tree: Tree | None = None
+        self.free = request.force
+        """Whether the probe may start."""
+
+    def begin(self) -> Verdict | None:
+        """Take the lock and ask who computes; return a refusal when that cannot be."""
+        refusal = self._take_lock()
+        if refusal is None and not self._request.force:
+            refusal = self._ask()
+        return refusal
+
+    def protects(self, tree: Tree) -> None:
+        """From now on the processes of ``tree`` may compute, and nobody else."""
+        self._tree = tree
+        if not self._request.force:
+            self._next_question = monotonic() + EVERY
+
+    @property
+    def descriptor(self) -> int | None:
+        """What to wait on, readable when nvidia-smi says something."""
+        return self._question.descriptor if self._question is not None and self._question.reading else None
+
+    def read(self) -> None:
+        """Take what nvidia-smi says."""
+        if self._question is not None:
+            self._question.read()
+
+    def next_time(self) -> float | None:
+        """Return the monotonic time at which :meth:`step` has something to do."""
+        return self._question.late if self._question is not None else self._next_question
+
+    def step(self, now: float) -> Verdict | None:
+        """Judge an answer that came, ask when it is time; return a refusal when the probe must not run (on)."""
+        if self._question is not None:
+            return self._judge(now)
+        if self._next_question is not None and now >= self._next_question:
+            self._next_question = None
+            return self._ask()
+        return None
+
+    def close(self) -> None:
+        """Let go of everything; the lock goes with it."""
+        if self._question is not None:
+            self._question.abandon()
+            self._question = None
+        self._next_question = None
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def _take_lock(self) -> Verdict | None:
+        try:
+            lock = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            return Verdict(REFUSED, "cannot open the lock of active probes, %s: %s" % (self._path, error.strerror))
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            holder = os.read(lock, 4096)
+            os.close(lock)
+            if error.errno not in (errno.EAGAIN, errno.EACCES):
+                return Verdict(REFUSED, "cannot lock %s: %s" % (self._path, error.strerror))
+            return Verdict(
+                REFUSED,
+                "another active probe is running on this host: %s" % _describe_holder(holder),
+                "wait for it to end; one at a time uses the GPUs, with --force too",
+            )
+        holder = wirejson.encode(
+            {
+                "pid": os.getpid(),
+                "probe": self._request.probe_name,
+                "run_id": self._request.run_id,
+                "since": int(time()),
+            }
+        )
+        os.ftruncate(lock, 0)
+        os.write(lock, holder)
+        self._lock = lock
+        return None
+
+    def _ask(self) -> Verdict | None:
+        path = _find(PROGRAM, self._env.get("PATH") or os.defpath)
+        if path is None:
+            return self._cannot_tell("%s is not on the PATH" % PROGRAM)
+        try:
+            self._question = Question(path, self._env, self._children)
+        except OSError as error:
+            return self._cannot_tell("%s cannot be started: %s" % (path, error.strerror))
+        return None
+
+    def _judge(self, now: float) -> Verdict | None:
+        question = self._question
+        assert question is not None  # noqa: S101 - only called with one
+        try:
+            processes = question.answer()
+        except ValueError as error:
+            self._dismiss(question)
+            return self._cannot_tell("the answer of %s makes no sense; %s" % (PROGRAM, error))
+        if processes is None:
+            if now < question.late:
+                return None
+            self._dismiss(question)
+            return self._cannot_tell(
+                "%s did not answer within %g s: the driver may hang" % (PROGRAM, ANSWER_WITHIN)
+            )
+        self._dismiss(question)
+        if self._tree is None:
+            return self._judge_before(processes)
+        self._next_question = now + EVERY
+        return self._judge_during(processes, self._tree)
+
+    def _dismiss(self, question: Question) -> None:
+        question.abandon()
+        self._question = None
+
+    def _judge_before(self, processes: list[GpuProcess]) -> Verdict | None:
+        if not processes:
+            self.free = True
+            return None
+        return Verdict(
+            REFUSED,
+            "a GPU is in use by %s" % _describe(processes),
+            "wait until it is free, or stop its owner; " + _FORCE,
+        )
+
+    def _judge_during(self, processes: list[GpuProcess], tree: Tree) -> Verdict | None:
+        ours = tree.members()
+        everyone_visible = _sees_every_process()
+        newcomers = [
+            process
+            for process in processes
+            # In a container the driver may list our own processes by the numbers they have outside.
+            if process.pid not in ours and (everyone_visible or os.path.exists("/proc/%d" % process.pid))
+        ]
+        if not newcomers:
+            return None
+        return Verdict(
+            REFUSED,
+            "somebody began to use a GPU while the probe ran, which was ended to make room: %s" % _describe(newcomers),
+            "run it again when the GPUs are free; " + _FORCE,
+        )
+
+    def _cannot_tell(self, cause: str) -> Verdict:
+        longer = "cannot tell any longer" if self._tree is not None else "cannot tell"
+        return Verdict(REFUSED, "%s whether the GPUs are free: %s" % (longer, cause), "if you know that they are, " + _FORCE)
+
+
+def _find(program: str, path: str) -> str | None:
+    for folder in path.split(os.pathsep):
+        candidate = os.path.join(folder, program)
+        if folder and os.path.isfile(candidate) and os.access(candidate, os.X_OK):
+            return candidate
+    return None
+
+
+def _describe(processes: list[GpuProcess]) -> str:
+    named = ", ".join(process.describe() for process in processes[:_MAX_NAMED])
+    more = len(processes) - _MAX_NAMED
+    return named + (" and %d more" % more if more > 0 else "")
+
+
+def _owner(pid: int) -> str:
+    """Return the user name of a process; its number, or "unknown", where there is no more to be had."""
+    try:
+        uid = os.stat("/proc/%d" % pid).st_uid
+    except OSError:
+        return "unknown"
+    try:
+        import pwd
+
+        return pwd.getpwuid(uid).pw_name
+    except (ImportError, KeyError):
+        return str(uid)
+
+
+def _describe_holder(content: bytes) -> str:
+    try:
+        holder = wirejson.decode(content)
+        return "probe %s, run %s, agent %s, user %s, since %d s" % (
+            str(holder["probe"])[:64],
+            str(holder["run_id"])[:64],
+            "pid %d" % holder["pid"],
+            _owner(int(holder["pid"])),
+            max(0, int(time()) - int(holder["since"])),
+        )
+    except (ValueError, KeyError, TypeError):
+        return "its holder has not said who it is"
+
+
+def _sees_every_process() -> bool:
+    """Whether process numbers here are those that the driver knows: not so inside a container."""
+    try:
+        return os.readlink("/proc/self/ns/pid") == _INITIAL_PID_NAMESPACE
+    except OSError:
+        return True

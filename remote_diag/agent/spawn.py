@@ -1,0 +1,133 @@
+"""The probe's process: its environment variables, and the fork that starts it."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from .layout import MARKER
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import NoReturn
+
+    from .request import Request
+
+_NICENESS = 10
+_FIRST_TO_BE_KILLED = 1000
+"""Value of oom_score_adj at which the kernel takes this process before any other."""
+
+
+def child_environment(request: Request, inherited: dict[str, str], executable: str) -> dict[str, str]:
+    """Return the environment variables of the probe: the login's, the interpreter's, the host's, and ours.
+
+    A virtual or conda environment is recognised by the files beside ``executable`` and entered as its own
+    activation would: its ``bin`` first on PATH, VIRTUAL_ENV or CONDA_PREFIX set. ``request.env`` outranks it.
+    """
+    env = dict(inherited)
+    binaries = os.path.dirname(executable)
+    prefix = os.path.dirname(binaries)
+    is_venv = os.path.isfile(os.path.join(prefix, "pyvenv.cfg"))
+    is_conda = not is_venv and os.path.isdir(os.path.join(prefix, "conda-meta"))
+    if is_venv or is_conda:
+        path = env.get("PATH") or os.defpath
+        if path.split(os.pathsep)[0] != binaries:
+            env["PATH"] = binaries + os.pathsep + path
+        env.pop("PYTHONHOME", None)
+    if is_venv:
+        env["VIRTUAL_ENV"] = prefix
+    elif is_conda:
+        env["CONDA_PREFIX"] = prefix
+        env["CONDA_DEFAULT_ENV"] = os.path.basename(prefix)
+    env.update(request.env)
+    if not request.active:
+        env["CUDA_VISIBLE_DEVICES"] = ""
+    if sys.getfilesystemencoding().lower() not in ("utf-8", "utf8"):
+        # Values travel as UTF-8; in another locale the probe would read something else than the user wrote.
+        env.setdefault("PYTHONUTF8", "1")
+    env[MARKER] = request.run_id
+    return env
+
+
+def encoded(text: str) -> bytes:
+    """Return ``text`` as the bytes that a program receives: UTF-8, undecodable bytes as they were."""
+    return text.encode("utf-8", "surrogateescape")
+
+
+class Spawned:
+    """A started process and the ends of the pipes that lead to it."""
+
+    __slots__ = ("failure", "messages", "pid", "stderr", "stdout")
+
+    def __init__(self, pid: int, failure: int, stdout: int, stderr: int, messages: int) -> None:
+        self.pid = pid
+        self.failure = failure
+        """Ends without a byte once the program runs; otherwise says why it does not."""
+        self.stdout = stdout
+        self.stderr = stderr
+        self.messages = messages
+
+
+def spawn(argv: list[str], env: dict[str, str], directory: str | None, umask: int) -> Spawned:
+    """Start ``argv`` in its own session, at low priority, stdin empty; the message pipe's number is appended.
+
+    Raises:
+        OSError: no more processes or descriptors are to be had.
+    """
+    pipes = [os.pipe() for _ in range(4)]
+    readers = [reader for reader, _ in pipes]
+    failure, stdout, stderr, messages = (writer for _, writer in pipes)
+    arguments = [encoded(argument) for argument in (*argv, str(messages))]
+    variables = {encoded(name): encoded(value) for name, value in env.items()}
+    pid = os.fork()
+    if pid == 0:
+        _become(arguments, variables, directory, umask, failure, stdout, stderr, messages)
+    for descriptor in (failure, stdout, stderr, messages):
+        os.close(descriptor)
+    for descriptor in readers:
+        os.set_blocking(descriptor, False)
+    return Spawned(pid, *readers)
+
+
+def _become(
+    arguments: list[bytes],
+    variables: dict[bytes, bytes],
+    directory: str | None,
+    umask: int,
+    failure: int,
+    stdout: int,
+    stderr: int,
+    messages: int,
+) -> NoReturn:
+    """Turn the forked copy into the program; on failure report the step and leave."""
+    step = "prepare the process"
+    try:
+        os.setsid()
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        os.dup2(stdout, 1)
+        os.dup2(stderr, 2)
+        os.set_inheritable(messages, True)
+        _lower_priority()
+        if directory is not None:
+            step = "enter the working directory %s" % directory
+            os.chdir(encoded(directory))
+        step = "start %s" % os.fsdecode(arguments[0])
+        os.umask(umask)
+        os.execve(arguments[0], arguments, variables)
+    except BaseException as error:  # noqa: BLE001 - this is a forked copy: nothing may return from here
+        reason = getattr(error, "strerror", None) or str(error)
+        os.write(failure, encoded("%s: %s" % (step, reason)))
+    finally:
+        os._exit(127)
+
+
+def _lower_priority() -> None:
+    import resource
+
+    try:
+        os.nice(_NICENESS)
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        with open("/proc/self/oom_score_adj", "w") as adjustment:
+            adjustment.write(str(_FIRST_TO_BE_KILLED))
+    except OSError:
+        pass
