@@ -154,9 +154,17 @@ def _decode(data: bytes) -> Contents:
     if header != b"%s %s" % (_FORMAT, hashlib.sha256(body).hexdigest().encode("ascii")):
         raise ValueError("damaged")
     stored = json.loads(body)
+    if type(stored["groups"]) is not dict:
+        raise TypeError("groups are no mapping")
     hosts = [_host(record) for record in stored["hosts"]]
-    groups = {str(name): tuple(str(member) for member in members) for name, members in stored["groups"].items()}
+    groups = {name: tuple(_text(member) for member in members) for name, members in stored["groups"].items()}
     return {host.name: host for host in hosts}, groups
+
+
+def _text(value: Any) -> str:
+    if type(value) is not str:
+        raise TypeError("not text")
+    return value
 
 
 def _record(host: Host) -> dict[str, Any]:
@@ -177,6 +185,6 @@ def _host(record: Mapping[str, Any]) -> Host:
     for name in _PATHS:
         values[name] = None if values[name] is None else Path(values[name])
     kind, value = values["environment"]
-    values["environment"] = Environment(kind, value)
-    values["env"] = tuple((str(variable), str(text)) for variable, text in values["env"])
+    values["environment"] = Environment(kind, _text(value))
+    values["env"] = tuple((_text(variable), _text(text)) for variable, text in values["env"])
     return Host(**values)

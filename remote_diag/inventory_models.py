@@ -109,6 +109,9 @@ _OTHER_NAMES = {
     "deadline": "timeout",
     "type": "transport",
     "connection": "transport",
+    "virtualenv": "venv",
+    "interpreter": "python",
+    "container": "docker",
 }
 
 

@@ -389,7 +389,8 @@ class _Reader:
         except _SurpriseError as surprise:
             self._fail(at, str(surprise), surprise.hint)
         if not isinstance(key, str):
-            self._fail(at, f"a key must be text, and {event.value or 'nothing'} is none", f"quote it: {_quoted(event.value)}")
+            found = f"{event.value} is none" if event.value else "this one is empty"
+            self._fail(at, f"a key must be text; {found}", f"quote it: {_quoted(event.value)}")
         return key
 
 
@@ -406,5 +407,6 @@ _SYNTAX_HINTS = (
     ("unexpected end of stream", "a quote is opened and not closed"),
     ("expected ',' or ']'", "a [ is opened and not closed, or a comma is missing"),
     ("expected ',' or '}'", "a { is opened and not closed, or a comma is missing"),
+    ("expected the node content", "a bracket is opened and not closed, or a value is missing"),
     ("unknown escape character", "inside double quotes a backslash is written \\\\; single quotes need no escapes"),
 )

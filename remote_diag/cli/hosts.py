@@ -48,7 +48,7 @@ def command(settings: Settings, name: str | None, *, example: bool) -> int:
     rdiag hosts
     rdiag hosts gpu8
     rdiag hosts --example > my-hosts.yaml
-    """
+    """  # noqa: D301 - click's mark for lines that are not to be wrapped
     if example:
         # Before anything is read: the shell has already created the file that this is written to.
         sys.stdout.write(paths.shipped_inventory().read_text(encoding="utf-8"))
@@ -57,7 +57,7 @@ def command(settings: Settings, name: str | None, *, example: bool) -> int:
     from .output import print_json, show
 
     inventory = load(settings.inventory)
-    lost = [(str(place.path), place.why) for place in overlooked(settings.inventory)]
+    lost = [(str(place.path.absolute()), place.why) for place in overlooked(settings.inventory) if place.path]
     chosen = list(inventory.hosts.values()) if name is None else [inventory.host(name)]
     if settings.json:
         print_json(_as_dict(inventory, chosen, lost))
@@ -72,7 +72,7 @@ def _origin(inventory: Inventory, lost: Iterable[tuple[str, str]]) -> list[str]:
     if inventory.path is None:
         return [f"inventory  {inventory.why}; `rdiag hosts --example` prints one to start from"]
     return [
-        f"inventory  {inventory.path}  (from {inventory.why})",
+        f"inventory  {inventory.path.absolute()}  (from {inventory.why})",
         *(f"not read   {path}  (from {why})" for path, why in lost),
     ]
 
@@ -83,7 +83,7 @@ def _as_dict(inventory: Inventory, hosts: list[Host], lost: Iterable[tuple[str, 
     return {
         "schema_version": SCHEMA_VERSION,
         "inventory": {
-            "path": None if inventory.path is None else str(inventory.path),
+            "path": None if inventory.path is None else str(inventory.path.absolute()),
             "why": inventory.why,
             "not_read": [{"path": path, "why": why} for path, why in lost],
         },
