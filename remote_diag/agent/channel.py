@@ -28,7 +28,7 @@ class AgentChannel:
     """
 
     def __init__(self, descriptor: int, nonce: str) -> None:
-        os.set_inheritable(descriptor, False)
+        os.set_inheritable(descriptor, False)  # noqa: FBT003 - the only way this call takes it
         status = os.fstat(descriptor)
         self._descriptor = descriptor
         self._identity = (status.st_dev, status.st_ino)
@@ -42,10 +42,7 @@ class AgentChannel:
 
     def _write(self, kind: str, data: memoryview) -> None:
         try:
-            # Code that closes descriptors it does not own may have given our number to a file of its own.
-            status = os.fstat(self._descriptor)
-            if (status.st_dev, status.st_ino) != self._identity:
-                raise OSError("replaced")
+            self._check_identity()
             while data:
                 data = data[os.write(self._descriptor, data) :]
         except OSError as error:
@@ -53,6 +50,12 @@ class AgentChannel:
                 os.write(2, b"rdiag: the pipe to the agent is gone (%s)\n" % str(error).encode("utf-8"))
                 os._exit(1)
             raise
+
+    def _check_identity(self) -> None:
+        """Raise OSError when code that closes descriptors it does not own gave our number to a file of its own."""
+        status = os.fstat(self._descriptor)
+        if (status.st_dev, status.st_ino) != self._identity:
+            raise OSError("its number belongs to another file now")
 
 
 class HandChannel:

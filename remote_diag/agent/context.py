@@ -21,8 +21,8 @@ _BETWEEN_PROGRESS = 0.05
 _MAX_WORDS = 200
 
 
-class Leave(BaseException):  # noqa: N818 - like SystemExit: no error, and no ``except Exception`` may stop it
-    """The probe ends early for a reason that it knows.
+class Leave(BaseException):
+    """The probe ends early for a reason that it knows; like SystemExit, no ``except Exception`` stops it.
 
     Args:
         outcome: ``environment`` or ``skipped``.
@@ -110,7 +110,8 @@ class Context:
 
         try:
             return import_module(name)
-        except Exception as error:  # noqa: BLE001 - a broken installation raises anything: OSError, AttributeError
+        except Exception as error:
+            # A broken installation raises anything: OSError for a missing library, AttributeError, ...
             where = "%s (Python %d.%d.%d)" % (sys.executable, *sys.version_info[:3])
             missing = error.name if isinstance(error, ModuleNotFoundError) else None
             if missing and (name + ".").startswith(missing + "."):
@@ -139,7 +140,7 @@ def last_line(error: BaseException) -> str:
 
 
 def _how_to_install(name: str) -> str:
-    package = name.split(".")[0]
+    package = name.partition(".")[0]
     return "%s -m pip install %s, or set environment: for this host in hosts.yaml to one that has it" % (
         sys.executable or "python3",
         package,

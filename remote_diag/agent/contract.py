@@ -57,7 +57,7 @@ class Finding:
                 object.__setattr__(self, name, _checked_text(name, text))
         for name in ("value", "threshold"):
             object.__setattr__(self, name, _checked_scalar(name, getattr(self, name)))
-        if isinstance(self.evidence, str) or len(self.evidence) > _MAX_EVIDENCE:
+        if not isinstance(self.evidence, (tuple, list)) or len(self.evidence) > _MAX_EVIDENCE:
             raise ValueError("finding: evidence must be a tuple of at most %d lines" % _MAX_EVIDENCE)
         object.__setattr__(self, "evidence", tuple(_checked_text("evidence", line) for line in self.evidence))
 

@@ -1,4 +1,4 @@
-"""Frames: how the client and the agent talk over a stream that others may write to.
+r"""Frames: how the client and the agent talk over a stream that others may write to.
 
 A frame is one header line, the payload, and a newline::
 

@@ -122,7 +122,7 @@ class Question:
         os.close(self.descriptor)
         if self._pid in self._children.pending():
             # Not reaped yet, so the number is still its own.
-            try:
+            try:  # noqa: SIM105 - contextlib would be one more import
                 os.kill(self._pid, signal.SIGKILL)
             except ProcessLookupError:
                 pass
@@ -147,6 +147,7 @@ class Guard:
         self._question: Question | None = None
         self._next_question: float | None = None
         self._tree: Tree | None = None
+        self._invisible: set[int] = set()
         self.free = request.force
         """Whether the probe may start."""
 
@@ -186,12 +187,15 @@ class Guard:
             return self._ask()
         return None
 
+    def rest(self) -> None:
+        """Ask no more: the run is being ended. The lock stays."""
+        if self._question is not None:
+            self._dismiss(self._question)
+        self._next_question = None
+
     def close(self) -> None:
         """Let go of everything; the lock goes with it."""
-        if self._question is not None:
-            self._question.abandon()
-            self._question = None
-        self._next_question = None
+        self.rest()
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
@@ -272,14 +276,14 @@ class Guard:
         )
 
     def _judge_during(self, processes: list[GpuProcess], tree: Tree) -> Verdict | None:
-        ours = tree.members()
-        everyone_visible = _sees_every_process()
-        newcomers = [
-            process
-            for process in processes
-            # In a container the driver may list our own processes by the numbers they have outside.
-            if process.pid not in ours and (everyone_visible or os.path.exists("/proc/%d" % process.pid))
-        ]
+        tree.members()
+        strangers = [process for process in processes if not tree.knows(process.pid)]
+        invisible = {process.pid for process in strangers if not os.path.exists("/proc/%d" % process.pid)}
+        # Who cannot be seen has just ended (and may have been ours), unless it is there again the next time. In a
+        # container that proves nothing: the driver may list our own processes by the numbers they have outside.
+        hidden = invisible & self._invisible if _sees_every_process() else set()
+        self._invisible = invisible
+        newcomers = [process for process in strangers if process.pid not in invisible or process.pid in hidden]
         if not newcomers:
             return None
         return Verdict(

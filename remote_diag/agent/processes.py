@@ -13,6 +13,10 @@ import signal
 
 from .layout import MARKER
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Callable
+
 GRACE = 2.0
 """Seconds between asking (SIGTERM) and killing."""
 LIMIT = 5.0
@@ -22,7 +26,7 @@ _HAS_PROC = os.path.exists("/proc/self/stat")
 
 
 class Process:
-    """One line of ``/proc/<pid>/stat``."""
+    """A process as the kernel shows it in ``/proc/<pid>/stat``."""
 
     __slots__ = ("group", "name", "parent", "pid", "session", "started", "state", "threads")
 
@@ -41,7 +45,7 @@ class Process:
 
     @property
     def dead(self) -> bool:
-        """Whether only its exit status is left. (A leader that ended before its threads is not dead.)"""
+        """Whether only its exit status is left; a leader that ended before its threads is not dead."""
         return self.state in ("Z", "X", "x") and self.threads <= 1
 
 
@@ -77,23 +81,26 @@ def become_subreaper() -> bool:
 
 def send(process: Process, number: int) -> None:
     """Signal ``process`` if it is still the process that was seen; otherwise do nothing."""
-    opener = getattr(os, "pidfd_open", None)
-    try:
-        if opener is None:
-            raise NotImplementedError
-        handle = opener(process.pid)
-    except ProcessLookupError:
-        return
-    except (OSError, NotImplementedError):
+    handle = _open_handle(process.pid)
+    if handle is None:
         if _same(process):
             _ignore_missing(os.kill, process.pid, number)
         return
     try:
         # The handle is bound to one process; what was checked after opening it is what gets the signal.
         if _same(process):
-            _ignore_missing(signal.pidfd_send_signal, handle, number)  # type: ignore[attr-defined,unused-ignore]
+            _ignore_missing(getattr(signal, "pidfd_send_signal"), handle, number)  # noqa: B009 - newer than 3.8
     finally:
         os.close(handle)
+
+
+def _open_handle(pid: int) -> int | None:
+    """Return a pidfd; None where Python (3.8) or the kernel has none, or the process is gone."""
+    opener: Callable[[int], int] | None = getattr(os, "pidfd_open", None)
+    try:
+        return None if opener is None else opener(pid)
+    except OSError:
+        return None
 
 
 def _same(process: Process) -> bool:
@@ -101,9 +108,9 @@ def _same(process: Process) -> bool:
     return now is not None and now.started == process.started
 
 
-def _ignore_missing(call, *arguments) -> None:  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN002
-    try:
-        call(*arguments)
+def _ignore_missing(send_to: Callable[[int, int], object], target: int, number: int) -> None:
+    try:  # noqa: SIM105 - contextlib would be one more import
+        send_to(target, number)
     except (ProcessLookupError, PermissionError):
         pass
 
@@ -186,6 +193,10 @@ class Tree:
             # From the next look on, its number may belong to a stranger's session.
             self._leader_waited_for = True
         return {pid: process for pid, process in found.items() if not process.dead}
+
+    def knows(self, pid: int) -> bool:
+        """Whether ``pid`` belonged to the run when it was last seen."""
+        return pid in self._known
 
     def _recognised(self, process: Process) -> bool:
         if process.pid == self._agent or process.started < self._epoch:

@@ -37,10 +37,12 @@ if TYPE_CHECKING:
     from .request import Request
     from .spawn import Spawned
 
+_NOT_STARTED = "look at workdir, env and environment of this host in hosts.yaml"
 LINGER = 2.0
 """Seconds that the probe's process may go on after its answer: atexit handlers, threads that never end."""
 _MESSAGE_ROOM = 256 * 1024
 _MAX_PROGRESS = 4096
+_MAX_PIECES = 64
 _MAX_TEXT = 4000
 _MAX_LINE = 1000
 _MAX_DETAILS = 60
@@ -49,12 +51,14 @@ _MAX_DETAILS = 60
 class Source:
     """A pipe from the probe's process."""
 
-    __slots__ = ("descriptor", "open", "receive")
+    __slots__ = ("descriptor", "left", "open", "receive")
 
     def __init__(self, descriptor: int, receive: Callable[[bytes], None]) -> None:
         self.descriptor = descriptor
         self.receive = receive
         self.open = True
+        self.left = _MAX_PIECES
+        """How many more pieces may be read once nobody of the run is left to write them."""
 
     def read(self) -> bool:
         """Take what is there, at most one piece; return whether there was any."""
@@ -73,17 +77,20 @@ class OutputFile:
     """One of the two output files of a run that is kept; a full disk makes it incomplete, not the run."""
 
     def __init__(self, path: str) -> None:
-        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
         self._path = path
+        self._descriptor = -1
         self.problem: str | None = None
 
     def write(self, data: bytes) -> None:
         """Append ``data``."""
-        if self.problem is None:
-            try:
-                write_all(self._descriptor, data)
-            except OSError as error:
-                self.problem = "%s is incomplete: %s" % (self._path, error.strerror)
+        if self.problem is not None:
+            return
+        try:
+            if self._descriptor < 0:
+                self._descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+            write_all(self._descriptor, data)
+        except OSError as error:
+            self.problem = "%s is incomplete: %s" % (self._path, error.strerror)
 
 
 class Run:
@@ -99,7 +106,14 @@ class Run:
     """
 
     def __init__(
-        self, spawned: Spawned, nonce: str, request: Request, paths: RunPaths, outbox: Outbox, children: Children
+        self,
+        spawned: Spawned,
+        nonce: str,
+        request: Request,
+        *,
+        paths: RunPaths,
+        outbox: Outbox,
+        children: Children,
     ) -> None:
         self.pid = spawned.pid
         self._request = request
@@ -131,6 +145,8 @@ class Run:
         self._oom_kills = _oom_kills()
         if request.keep:
             self._files = {b"o": OutputFile(paths.stdout), b"e": OutputFile(paths.stderr)}
+            for file in self._files.values():
+                file.write(b"")
         if become_subreaper():
             # The process says so before it touches the probe's code: as long as it has not, nothing has fled yet.
             self._messages.read()
@@ -178,9 +194,12 @@ class Run:
     def drained(self) -> bool:
         """Read what the pipes still hold; return whether that was all. Only once the run is over."""
         for source in self.sources:
-            while source.open and source.read():
+            while source.open and source.left > 0:
                 if self._outbox.full:
                     return False
+                source.left -= 1
+                if not source.read():
+                    break
         return True
 
     def _take_failure(self, data: bytes) -> None:
@@ -252,7 +271,7 @@ class Run:
 
     def _verdict(self) -> Verdict:
         if self._failure:
-            return Verdict(ENVIRONMENT, "cannot " + self._failure.decode("utf-8", "backslashreplace"))
+            return Verdict(ENVIRONMENT, "cannot " + self._failure.decode("utf-8", "backslashreplace"), _NOT_STARTED)
         if self._stopped is not None:
             return self._stopped
         if self._announced is not None:
@@ -306,12 +325,13 @@ def _announced(payload: bytes) -> Verdict:
     try:
         fields = wirejson.decode(payload)
         outcome, message, hint, details = (fields[name] for name in ("outcome", "message", "hint", "details"))
-        if outcome not in CHILD_OUTCOMES:
-            raise ValueError(outcome)
         lines = tuple(str(line)[:_MAX_LINE] for line in list(details)[:_MAX_DETAILS])
-        return Verdict(outcome, str(message)[:_MAX_TEXT], None if hint is None else str(hint)[:_MAX_TEXT], lines)
+        if outcome in CHILD_OUTCOMES:
+            advice = None if hint is None else str(hint)[:_MAX_TEXT]
+            return Verdict(outcome, str(message)[:_MAX_TEXT], advice, lines)
     except (ValueError, TypeError, KeyError):
-        return Verdict(BAD_RESULT, "the probe's process announced its end in words unknown here")
+        pass
+    return Verdict(BAD_RESULT, "the probe's process announced its end in words unknown here")
 
 
 def _oom_kills() -> int:

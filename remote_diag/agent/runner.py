@@ -86,7 +86,7 @@ def enter_by_hand(request: dict[str, Any], directory: str) -> None:
         os.chdir(encoded(checked.workdir))
     program = os.path.join(os.path.dirname(os.path.abspath(__file__)), "probe_main.py")
     variables = {encoded(name): encoded(value) for name, value in env.items()}
-    os.execve(sys.executable, [sys.executable, program, directory], variables)
+    os.execve(sys.executable, [sys.executable, program, directory], variables)  # noqa: S606 - no shell is meant
 
 
 def _prepare_streams() -> None:
@@ -98,7 +98,7 @@ def _prepare_streams() -> None:
 
 def _leave(status: list[int]) -> None:
     for stream in (sys.stdout, sys.stderr):
-        try:
+        try:  # noqa: SIM105 - contextlib would be one more import
             stream.flush()
         except (OSError, ValueError):
             pass

@@ -76,13 +76,13 @@ def spawn(argv: list[str], env: dict[str, str], directory: str | None, umask: in
     """
     pipes = [os.pipe() for _ in range(4)]
     readers = [reader for reader, _ in pipes]
-    failure, stdout, stderr, messages = (writer for _, writer in pipes)
-    arguments = [encoded(argument) for argument in (*argv, str(messages))]
+    writers = [writer for _, writer in pipes]
+    arguments = [encoded(argument) for argument in (*argv, str(writers[3]))]
     variables = {encoded(name): encoded(value) for name, value in env.items()}
     pid = os.fork()
     if pid == 0:
-        _become(arguments, variables, directory, umask, failure, stdout, stderr, messages)
-    for descriptor in (failure, stdout, stderr, messages):
+        _become(arguments, variables, directory, umask, writers)
+    for descriptor in writers:
         os.close(descriptor)
     for descriptor in readers:
         os.set_blocking(descriptor, False)
@@ -90,30 +90,24 @@ def spawn(argv: list[str], env: dict[str, str], directory: str | None, umask: in
 
 
 def _become(
-    arguments: list[bytes],
-    variables: dict[bytes, bytes],
-    directory: str | None,
-    umask: int,
-    failure: int,
-    stdout: int,
-    stderr: int,
-    messages: int,
+    arguments: list[bytes], variables: dict[bytes, bytes], directory: str | None, umask: int, pipes: list[int]
 ) -> NoReturn:
     """Turn the forked copy into the program; on failure report the step and leave."""
+    failure, stdout, stderr, messages = pipes
     step = "prepare the process"
     try:
         os.setsid()
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.dup2(stdout, 1)
         os.dup2(stderr, 2)
-        os.set_inheritable(messages, True)
+        os.set_inheritable(messages, True)  # noqa: FBT003 - the only way this call takes it
         _lower_priority()
         if directory is not None:
             step = "enter the working directory %s" % directory
             os.chdir(encoded(directory))
         step = "start %s" % os.fsdecode(arguments[0])
         os.umask(umask)
-        os.execve(arguments[0], arguments, variables)
+        os.execve(arguments[0], arguments, variables)  # noqa: S606 - no shell is meant
     except BaseException as error:  # noqa: BLE001 - this is a forked copy: nothing may return from here
         reason = getattr(error, "strerror", None) or str(error)
         os.write(failure, encoded("%s: %s" % (step, reason)))

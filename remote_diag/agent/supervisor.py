@@ -71,6 +71,8 @@ class Supervisor:
         self._guard: Guard | None = None
         self._run: Run | None = None
         self._verdict: Verdict | None = None
+        self._asked_to_stop = False
+        self._drain_until: float | None = None
         self._flush_until: float | None = None
 
     def serve(self) -> int:
@@ -112,7 +114,7 @@ class Supervisor:
             if not self._outbox.full:
                 self._outbox.put("beat")
         elif kind == "cancel":
-            self.stop(Verdict(CANCELLED, "the client cancelled the run"))
+            self._stop_or_hurry(Verdict(CANCELLED, "the client cancelled the run"))
         elif kind == "request" and self._request is None and self._verdict is None:
             self._begin(payload)
         elif kind == "file" and self._awaits_file:
@@ -191,7 +193,14 @@ class Supervisor:
         children = self._prepare_for_children()
         from .run import Run
 
-        self._run = Run(spawned, nonce, self._request, self._directory.paths, self._outbox, children)
+        self._run = Run(
+            spawned,
+            nonce,
+            self._request,
+            paths=self._directory.paths,
+            outbox=self._outbox,
+            children=children,
+        )
         if self._guard is not None:
             self._guard.protects(self._run.tree)
 
@@ -246,8 +255,10 @@ class Supervisor:
         """Return when, on the monotonic clock, the next thing is due."""
         if self._flush_until is not None:
             return self._flush_until
+        if self._drain_until is not None:
+            return self._drain_until
         if self._run is not None and self._run.ending:
-            return monotonic() + (0.0 if self._run.over else _SOON)
+            return monotonic() + _SOON
         times = [self._heard + self._lease()]
         if self._request is not None:
             times.append(self._begun + self._request.deadline_s)
@@ -270,18 +281,32 @@ class Supervisor:
         if request is not None and now >= self._begun + request.deadline_s:
             message = "the probe did not end within its deadline of %g s" % request.deadline_s
             self.stop(Verdict(DEADLINE, message, "raise it with --timeout"))
-        if self._guard is not None and self._verdict is None:
-            refusal = self._guard.step(now)
-            if refusal is not None:
-                self.stop(refusal)
-            elif self._run is None and self._guard.free:
-                self._start()
+        if self._guard is not None:
+            self._heed(self._guard, now)
         if self._run is not None:
             self._run.step(now)
-            if self._run.over and self._run.drained():
-                self._finish(self._run.conclude())
+            if self._run.over:
+                if self._drain_until is None:
+                    self._drain_until = now + self._patience()
+                if self._run.drained() or now >= self._drain_until:
+                    self._finish(self._run.conclude())
         elif self._verdict is not None:
             self._finish(self._verdict)
+
+    def _heed(self, guard: Guard, now: float) -> None:
+        """Do what the guard of the GPUs says."""
+        if self._verdict is not None or (self._run is not None and self._run.ending):
+            guard.rest()
+            return
+        refusal = guard.step(now)
+        if refusal is not None:
+            self.stop(refusal)
+        elif self._run is None and guard.free:
+            self._start()
+
+    def _patience(self) -> float:
+        """Return for how many seconds the client may take to read what is left."""
+        return _LAST_WORD if self._client_talks else 1.0
 
     def _take_signals(self) -> None:
         from .signals import STOPPING, name_of
@@ -289,7 +314,7 @@ class Supervisor:
         assert self._signals is not None  # noqa: S101 - its descriptor was readable
         for number in self._signals.read():
             if number in STOPPING:
-                self.stop(Verdict(CANCELLED, "the agent on the host was sent %s" % name_of(number)))
+                self._stop_or_hurry(Verdict(CANCELLED, "the agent on the host was sent %s" % name_of(number)))
 
     def _lose_client(self) -> None:
         if self._client_talks or not self._outbox.gone:
@@ -300,15 +325,18 @@ class Supervisor:
     # -- the end
 
     def stop(self, verdict: Verdict) -> None:
-        """End the run, whatever phase it is in. The first reason stays; asking again skips the grace."""
-        now = monotonic()
+        """End the run, whatever phase it is in; of several reasons the first stays."""
         if self._run is not None:
-            if self._run.ending:
-                self._run.hurry(now)
-            else:
-                self._run.stop(verdict, now)
+            self._run.stop(verdict, monotonic())
         elif self._verdict is None:
             self._verdict = verdict
+
+    def _stop_or_hurry(self, verdict: Verdict) -> None:
+        """End the run; whoever asks for a second time gets it without the grace."""
+        if self._run is not None and self._asked_to_stop:
+            self._run.hurry(monotonic())
+        self._asked_to_stop = True
+        self.stop(verdict)
 
     def _finish(self, verdict: Verdict) -> None:
         """Say how it ended and clean up; all that is left then is to have it read."""
@@ -342,7 +370,7 @@ class Supervisor:
         }
         self._outbox.put("end", wirejson.encode(end))
         self._outbox.flush()
-        self._flush_until = monotonic() + (_LAST_WORD if self._client_talks else 1.0)
+        self._flush_until = monotonic() + self._patience()
 
     def _finished(self) -> bool:
         if self._flush_until is None:
@@ -356,6 +384,8 @@ class Supervisor:
         if self._flush_until is None and self._run is not None:
             # Only a bug of ours leads here; the run must not outlive us all the same.
             self._run.kill()
+            if self._directory is not None and self._request is not None and not self._request.keep:
+                self._directory.remove()
 
 
 def _kept(directory: RunDirectory, result: bytes, verdict: Verdict) -> Verdict:
