@@ -119,7 +119,7 @@ class PendingSettings:
         """End the subprocess if it still runs; idempotent."""
         process, self._process = self._process, None
         if process is not None:
-            _abandon(process)
+            abandon(process)
 
     def _start(self, client: str) -> subprocess.Popen[bytes]:
         host = self._host
@@ -194,7 +194,7 @@ def _wait(process: subprocess.Popen[bytes], seconds: float) -> int | None:
         return None
 
 
-def _abandon(process: subprocess.Popen[bytes]) -> None:
+def abandon(process: subprocess.Popen[bytes]) -> None:
     """Kill ``process`` and its group, and wait only for a moment: one that cannot die is left behind."""
     for stream in (process.stdout, process.stderr):
         if stream is not None:
