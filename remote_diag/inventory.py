@@ -18,8 +18,8 @@ from pathlib import Path
 
 from . import inventory_cache, paths
 from .errors import ConfigError
+from .files import read_file
 from .host import Host
-from .strict_yaml import read_file
 
 ENVIRONMENT_VARIABLE = "RDIAG_HOSTS"
 ALL = "all"

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import secrets
 import stat
 from collections.abc import Mapping
 from dataclasses import fields
@@ -101,7 +100,7 @@ def write(name: str | None, contents: Contents) -> None:
             return
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         _require_private(folder.stat(), stat.S_IFDIR)
-        temporary = folder / f".{name}.{secrets.token_hex(8)}"
+        temporary = folder / f".{name}.{os.urandom(8).hex()}"
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
             with os.fdopen(descriptor, "wb") as stream:
