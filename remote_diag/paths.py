@@ -36,6 +36,11 @@ def install_script() -> Path:
     return _PACKAGE / "install.sh"
 
 
+def survey_script() -> Path:
+    """Return the shell script that looks at a host for ``rdiag check``."""
+    return _PACKAGE / "host_survey.sh"
+
+
 def config_dir() -> Path:
     """Return the user's configuration folder for rdiag."""
     import platformdirs

@@ -22,7 +22,8 @@ def _store(name: str) -> Callable[[click.Context, click.Parameter, Any], Any]:
     return callback
 
 
-def _complete_hosts(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:  # noqa: ARG001
+def complete_hosts(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:  # noqa: ARG001
+    """Return the hosts and groups that begin with what was typed."""
     from ..inventory import load
 
     try:
@@ -52,7 +53,7 @@ host_option = click.option(
     expose_value=False,
     callback=_store("hosts"),
     envvar="RDIAG_HOST",
-    shell_complete=_complete_hosts,
+    shell_complete=complete_hosts,
     help="Host or group of the inventory; may be repeated.  [default: local]",
 )
 timeout_option = click.option(

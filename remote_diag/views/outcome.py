@@ -44,13 +44,14 @@ def findings(items: Sequence[Finding]) -> RenderableType | None:
         subject = f"{safe(item.subject)}: " if item.subject else ""
         text.append(f"{subject}{safe(item.message)}")
         lines.append(text)
-        lines += [Text(f"{'':9}{line}", "dim") for line in _support(item)]
+        lines += [Text(f"{'':9}{line}", "dim") for line in support(item)]
         if item.action:
             lines.append(Text(f"{'':9}next: {safe(item.action)}"))
     return Group(*lines) if lines else None
 
 
-def _support(item: Finding) -> Iterator[str]:
+def support(item: Finding) -> Iterator[str]:
+    """Yield what a finding stands on: the measured value and its threshold, then the evidence, escaped."""
     unit = f" {safe(item.unit)}" if item.unit else ""
     if item.value is not None:
         against = ""
