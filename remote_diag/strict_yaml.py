@@ -15,14 +15,15 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, NoReturn, TypeAlias, Union
 
 from .errors import ConfigError
-from .files import MAX_BYTES as MAX_BYTES
-from .files import read_file as read_file
+from .files import MAX_BYTES, read_file
 from .text import safe
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     import yaml
+
+__all__ = ["MAX_BYTES", "MAX_DEPTH", "Document", "Key", "Node", "Plain", "Position", "load", "load_file", "read_file"]
 
 MAX_DEPTH = 32
 """How deep mappings and lists may be nested."""
