@@ -12,10 +12,10 @@ from typing import Any, cast
 
 from .agent.protocol import LEVELS, OUTCOMES, PROTOCOL
 from .findings import Finding, Level, Measured
-from .strict_json import MAX_INTEGER, StrictJsonError, loads
+from .strict_json import StrictJsonError, loads
 from .text import safe
 
-MAX_MESSAGE = 256 * 1024
+MAX_MESSAGE = 2 * 1024 * 1024
 """Largest JSON message, bytes; only a ``result`` may be larger."""
 _TEXT = 16 * 1024
 _PATH = 4096
@@ -277,7 +277,7 @@ class _Fields:
         if isinstance(value, str):
             return self._text(name, value, _PATH)
         if value is not None and type(value) not in {bool, int, float}:
-            raise self._refuse(name, f"null, true, false, a number below {MAX_INTEGER} or a text")
+            raise self._refuse(name, "null, true, false, a number or a text")
         return cast(Measured, value)
 
     def choice(self, name: str, allowed: tuple[str, ...]) -> str:

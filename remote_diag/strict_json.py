@@ -15,8 +15,9 @@ from .text import safe
 
 MAX_DEPTH = 100
 """How deep arrays and objects may be nested."""
-MAX_INTEGER = 2**64
-"""Integers are smaller than this, in magnitude: what any counter on a host holds."""
+MAX_INTEGER = 2**1024
+"""Integers are smaller than this, in magnitude, as the agent has it too; a float ends there as well."""
+_MAX_DIGITS = len(str(MAX_INTEGER))
 _TOKENS = re.compile(r'\\.|["\[\]{}]', re.DOTALL)
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 _SHOWN = 60
@@ -63,7 +64,7 @@ class _Hooks:
 
     def integer(self, text: str) -> Any:
         # The length first: turning a long text into a number takes time that grows with its square.
-        number = int(text) if len(text) <= 24 else MAX_INTEGER
+        number = int(text) if len(text) <= _MAX_DIGITS + 1 else MAX_INTEGER
         return number if -MAX_INTEGER < number < MAX_INTEGER else self.flaw(f"the number {_cut(text)} is too large")
 
 
