@@ -12,7 +12,7 @@ from .ssh_config import SshSettings, may_be_target, may_be_user, resolve
 MAX_HOPS = 16
 """Jump hosts on the way to one host."""
 
-_HOP = re.compile(r"(?:(?P<user>[^@]+)@)?(?:\[(?P<literal>[^\[\]]+)\]|(?P<host>[^:@\[\]]+))(?::(?P<port>[0-9]{1,5}))?/?\Z")
+_HOP = re.compile(r"(?:(?P<user>[^@]+)@)?(?:\[(?P<literal>[^\[\]]+)\]|(?P<host>[^:@\[\]]+))(?::(?P<port>[0-9]{1,5}))?\Z")
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ def parse_hop(text: str) -> Hop:
     Raises:
         ConfigError: it is none of them, or holds characters that may not be given to ssh.
     """
-    rest = text[len("ssh://") :] if text.startswith("ssh://") else text
+    rest = text[len("ssh://") :].rstrip("/") if text.startswith("ssh://") else text
     if rest.count(":") > 1 and "[" not in rest:
         # A bare IPv6 address has no room for a port.
         user, at, address = rest.rpartition("@")
