@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from remote_diag.findings import Level
     from remote_diag.probe import Context
 
 EFFECTS = ("reads-files", "runs-commands")
@@ -28,6 +29,7 @@ DESCRIBED = ("torch",)
 """Only looked up: importing torch takes seconds and may touch the GPUs."""
 IMPORT_SECONDS = 20.0
 """A healthy import is far faster, on a cold network file system too."""
+SHM = "/dev/shm"  # noqa: S108 - looked at, never written to
 SHM_FLOOR = 1 << 30
 SHM_FLOOR_SOURCE = "data loader workers and NCCL share memory there; a container gets 64 MiB unless told otherwise"
 SAFE_TORCH = (2, 10)
@@ -37,7 +39,7 @@ TELLING = (
     "SLURM_", "TMPDIR", "TORCH", "TRANSFORMERS_", "TRITON_", "VIRTUAL_ENV", "XDG_CACHE_HOME", "http", "no_proxy",
 )  # fmt: skip
 
-_IMPORT = "import sys; sys.path[:] = sys.argv[2:]; module = __import__(sys.argv[1]); print(module.__version__)"
+_IMPORT = "import sys; sys.path[:] = sys.argv[2:]; module = __import__(sys.argv[1]); print(getattr(module, '__version__', ''))"
 _LIMITS = {
     "open_files": "RLIMIT_NOFILE",
     "processes": "RLIMIT_NPROC",
@@ -197,7 +199,7 @@ def _meminfo() -> dict[str, int]:
 
 def _shm() -> tuple[int, int] | None:
     try:
-        state = os.statvfs("/dev/shm")  # noqa: S108 - looked at, never written to
+        state = os.statvfs(SHM)
     except OSError:
         return None
     return state.f_blocks * state.f_frsize, state.f_bavail * state.f_frsize
@@ -318,7 +320,7 @@ def _judge_packages(result: Result, params: Params, context: Context) -> None:
     for name, package in result.packages.items():
         evidence: tuple[str, ...] = ()
         action = None
-        level = "ok"
+        level: Level = "ok"
         message = "%s %s" % (name, package.version or "of unknown version")
         if package.error is not None:
             level, message = "degraded", "%s is installed and cannot be imported" % name
@@ -348,13 +350,13 @@ def _recent(version: str) -> bool:
 def _judge_shm(result: Result, context: Context) -> None:
     total = result.shm_total_bytes
     if total is None:
-        context.finding("skipped", "shared-memory", "there is no /dev/shm here")
+        context.finding("skipped", "shared-memory", "there is no %s here" % SHM)
         return
     small = total < SHM_FLOOR
     context.finding(
         "degraded" if small else "ok",
         "shared-memory",
-        "/dev/shm is small" if small else "/dev/shm is large enough",
+        "%s is %s" % (SHM, "small" if small else "large enough"),
         value=round(total / (1 << 30), 3),
         unit="GiB",
         threshold=SHM_FLOOR / (1 << 30),
@@ -381,18 +383,22 @@ def _judge_gpus(result: Result, params: Params, context: Context) -> None:
         "no NVIDIA driver is loaded" if result.gpus_driver is None else "driver lists %d" % result.gpus_driver,
         "device files: %s" % ("unknown" if result.gpu_devices is None else result.gpu_devices),
     )
-    against = {"threshold": params.gpus, "threshold_source": "gpus in hosts.yaml"} if params.gpus is not None else {}
+    source = None if params.gpus is None else "gpus in hosts.yaml"
+    level: Level = "ok"
+    message = "%d NVIDIA GPUs" % (count or 0)
+    action = None
     if count is None:
-        context.finding("unknown", "gpus", "GPUs cannot be counted here", evidence=evidence, **against)
-    elif params.gpus is None or params.gpus == count:
-        context.finding("ok", "gpus", "%d NVIDIA GPUs" % count, value=count, evidence=evidence, **against)
-    else:
-        context.finding(
-            "degraded",
-            "gpus",
-            "%d NVIDIA GPUs where %d are expected" % (count, params.gpus),
-            value=count,
-            evidence=evidence,
-            action="look for Xid lines in dmesg, at the container's --gpus, and correct gpus in hosts.yaml if it is wrong",
-            **against,
-        )
+        level, message = "unknown", "GPUs cannot be counted here"
+    elif params.gpus not in {None, count}:
+        level, message = "degraded", "%s where %d are expected" % (message, params.gpus)
+        action = "look for Xid lines in dmesg, at the container's --gpus, and correct gpus in hosts.yaml if it is wrong"
+    context.finding(
+        level,
+        "gpus",
+        message,
+        value=count,
+        threshold=params.gpus,
+        threshold_source=source,
+        evidence=evidence,
+        action=action,
+    )

@@ -182,10 +182,11 @@ class _Check:
 
     def _look(self, session: Session) -> None:
         transport, found = session.transport, self._found
-        self._step(1)
-        found.round_trip = self._attempt(lambda: self._ping(transport), lambda e: rules.failed("round-trip", e))
-        if found.round_trip is not None:
-            self._add((rules.round_trip(found.round_trip),))
+        if self._facts.transport != "local":
+            self._step(1)
+            found.round_trip = self._attempt(lambda: self._ping(transport), lambda e: rules.failed("round-trip", e))
+            if found.round_trip is not None:
+                self._add((rules.round_trip(found.round_trip),))
         self._step(2)
         found.survey = self._attempt(
             lambda: survey(transport, self._cache), lambda e: rules.failed("login-shell", e)

@@ -33,10 +33,12 @@ def place(place: Place, code: str) -> Iterator[Finding]:
     """Yield whether the directory can be written to, whether programs start there, and what is left of it."""
     where = place.path or place.wanted
     mounted: tuple[str, ...] = ()
+    options: tuple[str, ...] = ()
     if place.mount_point is not None:
-        mounted = (f"{place.file_system} on {place.mount_point} ({','.join(place.mount_options)})",)
-    yield _writable(place, code, where, mounted)
-    yield _noexec(place, where, mounted)
+        mounted = (f"{place.file_system} on {place.mount_point}",)
+        options = (f"{mounted[0]} ({','.join(place.mount_options)})",)
+    yield _writable(place, code, where, options)
+    yield _noexec(place, where, options)
     yield _enough(_SPACE, where, place.free_bytes, mounted)
     if place.free_inodes is None and place.free_bytes is not None:
         yield Finding("ok", "inodes", "not counted by this file system", subject=where, evidence=mounted)

@@ -111,7 +111,7 @@ def _host_key(facts: ConnectionFacts) -> Finding:
 
 
 def round_trip(seconds: float) -> Finding:
-    """Report the replied round trip."""
+    """Return the row of the fastest replied round trip."""
     return Finding("ok", "round-trip", f"{seconds * 1000:.1f} ms", value=round(seconds * 1000, 3), unit="ms")
 
 
@@ -271,7 +271,7 @@ def _clock(found: Survey) -> Finding:
         "clock",
         f"{abs(offset):.1f} s {side} this machine, give or take {doubt:.1f} s"
         if level != "ok"
-        else f"agrees with this machine within {abs(offset) + doubt:.1f} s",
+        else f"agrees with this machine within {abs(offset) + doubt:.3f} s",
         value=offset,
         unit="s",
         threshold=CLOCK_S,

@@ -30,7 +30,7 @@ _LIMITS = {
 }
 _LIMIT = re.compile(r"(Max [a-z ]+?)\s+(\d+|unlimited)\s+(\d+|unlimited)")
 _DF = re.compile(r"\s(\d+)\s+(\d+)\s+(-?\d+)\s+(\d+%|-)\s")
-_TIME = re.compile(r"(\d{9,11})(?:\.(\d{1,9}))?")
+_TIME = re.compile(r"(\d{9,11})(?:\.(\d{1,9})?(?:%?N)?)?")
 
 
 @dataclass(frozen=True)
@@ -253,7 +253,7 @@ def _yes_or_no(text: str | None) -> bool | None:
 
 
 def _clock(text: str | None, window: tuple[float, float] | None) -> Clock | None:
-    match = _TIME.match(text or "")
+    match = _TIME.fullmatch(text or "")
     if match is None or window is None:
         return None
     whole, fraction = match.groups()
