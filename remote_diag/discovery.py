@@ -140,11 +140,11 @@ def _in(place: Path, *, required: bool) -> list[Path]:
 def _unknown(name: str, known: dict[str, Found], probe_paths: Sequence[Path]) -> ConfigError:
     shown = safe(name, limit=80)
     if "/" in name:
-        return ConfigError(f"there is no probe {shown!r}", hint=f"the path of a probe file ends in .py: {shown}.py")
+        return ConfigError(f"there is no probe '{shown}'", hint=f"the path of a probe file ends in .py: {shown}.py")
     near = get_close_matches(name.replace("_", "-"), known, n=1)
     meant = f"; did you mean {near[0]!r}?" if near else ""
     searched = [str(paths.shipped_probes()), *(str(path) for path in (paths.user_probes(), *probe_paths))]
     return ConfigError(
-        f"there is no probe {shown!r}{meant}",
+        f"there is no probe '{shown}'{meant}",
         hint=f"searched {', '.join(searched)}; see: rdiag probes; or write one: rdiag new-probe NAME",
     )

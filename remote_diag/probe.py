@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, Protocol, Typ
 from . import probe_fields, probe_source
 from .errors import ConfigError
 from .findings import Finding, Measured
+from .param_values import Unfit, checked
 from .probe_fields import Field
 
 if TYPE_CHECKING:
@@ -196,7 +197,7 @@ def from_module(module: ProbeModule[ParamsT, ResultT]) -> Probe[ParamsT, ResultT
 def _probe(source: probe_source.ProbeSource, module: ModuleType) -> Probe[Any, Any]:
     params, result = getattr(module, "Params", None), getattr(module, "Result", None)
     probe_fields.check(source, params, result, module)
-    return Probe(
+    probe: Probe[Any, Any] = Probe(
         name=source.name,
         path=source.path,
         source=source.data,
@@ -209,6 +210,22 @@ def _probe(source: probe_source.ProbeSource, module: ModuleType) -> Probe[Any, A
         module=module,
         parsed=source,
     )
+    for parameter in probe.params_fields:
+        _check_default(probe, parameter)
+    return probe
+
+
+def _check_default(probe: Probe[Any, Any], parameter: Field) -> None:
+    if parameter.required:
+        return
+    try:
+        checked(parameter.default, parameter.annotation)
+    except Unfit as unfit:
+        raise probe.parsed.error(
+            parameter.line,
+            f"the default of Params.{parameter.name}, {unfit.given!r}, does not fit its type {parameter.type_text}",
+            unfit.allowed,
+        ) from None
 
 
 def _execute(source: probe_source.ProbeSource) -> ModuleType:

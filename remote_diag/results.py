@@ -20,6 +20,7 @@ ResultT = TypeVar("ResultT")
 
 _SHOWN = 200
 _MAX_PROBLEMS = 10
+_IN_OUR_WORDS = {"missing": "is missing", "unexpected_keyword_argument": "is no field of it"}
 
 
 def parse(probe: Probe[ParamsT, ResultT], data: bytes) -> ResultT:
@@ -60,7 +61,7 @@ def _invalid(probe: Probe[Any, Any], reason: str, details: tuple[str, ...] = ())
 def _problems(error: ValidationError) -> list[str]:
     found = error.errors(include_url=False, include_context=False)
     lines = [
-        f"{path_text(problem['loc'])}: {safe(problem['msg'], limit=_SHOWN)}{_given(problem)}"
+        f"{path_text(problem['loc'])}: {_reason(problem)}"
         for problem in found[:_MAX_PROBLEMS]
     ]
     if len(found) > _MAX_PROBLEMS:
@@ -68,11 +69,12 @@ def _problems(error: ValidationError) -> list[str]:
     return lines
 
 
-def _given(problem: Any) -> str:
+def _reason(problem: Any) -> str:
+    """Return what is wrong and, where that is short, what was given."""
+    if problem["type"] in _IN_OUR_WORDS:
+        return _IN_OUR_WORDS[problem["type"]]
+    reason = safe(problem["msg"], limit=_SHOWN)
     value = problem["input"]
-    if problem["type"] in {"missing", "unexpected_keyword_argument"} or isinstance(value, (dict, list)):
-        return ""
-    try:
-        return f" (got {safe(json.dumps(value, ensure_ascii=False), limit=60)})"
-    except (TypeError, ValueError):
-        return ""
+    if value is None or isinstance(value, (bool, int, float, str)):
+        reason += f" (got {safe(json.dumps(value, ensure_ascii=False), limit=60)})"
+    return reason
