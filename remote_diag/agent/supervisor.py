@@ -79,7 +79,9 @@ class Supervisor:
         """Do it all; return the exit status of the agent."""
         os.set_blocking(1, False)
         try:
-            self._hear(self._early)
+            if self._early:
+                self._hear(self._early)
+                self._advance(monotonic())
             while not self._finished():
                 self._wait()
                 self._advance(monotonic())
