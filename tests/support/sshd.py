@@ -204,7 +204,7 @@ class TestSshd:
         noisy_sftp = f"cat {quoted['directory']}/noise; " if self._sftp == "noisy" else ""
         return f"""#!/bin/sh
 export HOME={quoted['home']}
-unset XDG_CACHE_HOME XDG_CONFIG_HOME XDG_STATE_HOME XDG_RUNTIME_DIR SSH_AUTH_SOCK
+unset SHLVL XDG_CACHE_HOME XDG_CONFIG_HOME XDG_STATE_HOME XDG_RUNTIME_DIR SSH_AUTH_SOCK
 {exports}cd "$HOME" || exit 98
 command=$SSH_ORIGINAL_COMMAND
 case $command in
@@ -233,6 +233,8 @@ exec {quoted['shell']} -c "$command"
             "PermitRootLogin yes",
             "PrintMotd no",
             "LogLevel VERBOSE",
+            # The account's real shell starts the forced command; at this level bash leaves the real .bashrc alone.
+            "SetEnv SHLVL=1",
             f"ForceCommand {directory / 'login'}",
         ]
         if self._sftp:
