@@ -262,6 +262,20 @@ def _read(path: Path) -> bytes:
 # --- The check ------------------------------------------------------------------------------------------------------
 
 
+class UnknownHostKey(HostKeyError):
+    """No usable line stands for the host."""
+
+    elsewhere: tuple[Entry, ...] = ()
+    """Lines that hold this very key, under the host's name without its port."""
+
+
+class ChangedHostKey(HostKeyError):
+    """Lines stand for the host, and all of them hold other keys."""
+
+    known: tuple[Entry, ...] = ()
+    """These lines."""
+
+
 class HostKeyVerifier:
     """Decides about the key that a host shows.
 
@@ -317,7 +331,9 @@ class HostKeyVerifier:
             key_blob: the public key in SSH wire format.
 
         Raises:
-            HostKeyError: it is unknown, changed, revoked, a certificate, or the check failed.
+            UnknownHostKey: no line stands for the host, or only an authority does.
+            ChangedHostKey: other keys are known for it.
+            HostKeyError: it is revoked, a certificate, not the pinned one, or the check failed.
         """
         try:
             return self._verify(key_type, key_blob)
@@ -380,7 +396,7 @@ class HostKeyVerifier:
         expected = fingerprint(base64.b64decode(encoded, validate=True)) if encoded else pinned
         if expected == shown:
             return PINNED
-        hint = f"compare with `{_on_the_host(kind)}`, run on the host; then correct host_key ({self._host.source})"
+        hint = f"compare with `{on_the_host(kind)}`, run on the host; then correct host_key ({self._host.source})"
         if not encoded:
             hint += "\nif the pinned key is of another type, pin it as `type base64`, so that this type is asked for"
         raise self._refusal(
@@ -406,40 +422,49 @@ class HostKeyVerifier:
                 hint=f"RevokedHostKeys in the ssh configuration names this file; {_NEW_KEY_HINT}",
             )
 
-    def _changed(self, kind: str, blob: bytes) -> HostKeyError:
+    def _changed(self, kind: str, blob: bytes) -> ChangedHostKey:
         first, *others = self.known
         steps = [
             "somebody may be answering in place of the host, or it was installed anew: ask its administrator",
-            f"and compare with `{_on_the_host(kind)}`, run on the host; only then:",
+            f"and compare with `{on_the_host(kind)}`, run on the host; only then:",
             *_removals(self.known, self._own, self._name, self._host.name),
         ]
-        return self._refusal(
+        error = ChangedHostKey(
             f"the key of {self._place} has changed: it shows {kind} {fingerprint(blob)}, known is {first.described}",
+            host=self._host.name,
             hint="\n".join(steps),
             details=tuple(f"known too: {entry.described}" for entry in others),
         )
+        error.known = self.known
+        return error
 
-    def _unknown(self, kind: str, blob: bytes) -> HostKeyError:
+    def _unknown(self, kind: str, blob: bytes) -> UnknownHostKey:
+        name = self._host.name
         shown = f"{kind} {fingerprint(blob)}"
+        compare = f"compare it with `{on_the_host(kind)}`, run on the host"
         if self._authorities:
-            return self._refusal(
+            return UnknownHostKey(
                 f"the key of {self._place}, {shown}, is known by an authority only ({self._authorities[0].where}), "
                 "and certificates of hosts are not supported yet",
-                hint=f"compare the key with `{_on_the_host(kind)}`, run on the host; then: rdiag trust {self._host.name}",
+                host=name,
+                hint=f"`rdiag trust {name}` records the key itself; {compare}",
             )
-        elsewhere = [entry for entry in self._lookup.entries if entry.blob == blob and not entry.line.marker]
+        elsewhere = tuple(entry for entry in self._lookup.entries if entry.blob == blob and not entry.line.marker)
         also = f"; the same key is known as {elsewhere[0].name} ({elsewhere[0].where})" if elsewhere else ""
-        return self._refusal(
+        error = UnknownHostKey(
             f"the key of {self._place} is not known: {shown}{also}",
-            hint=f"`rdiag trust {self._host.name}` shows and records it; compare it with `{_on_the_host(kind)}`, "
-            "run on the host",
+            host=name,
+            hint=f"`rdiag trust {name}` shows and records it; {compare}",
         )
+        error.elsewhere = elsewhere
+        return error
 
-    def _refusal(self, message: str, *, hint: str, details: tuple[str, ...] = ()) -> HostKeyError:
-        return HostKeyError(message, host=self._host.name, hint=hint, details=details)
+    def _refusal(self, message: str, *, hint: str) -> HostKeyError:
+        return HostKeyError(message, host=self._host.name, hint=hint)
 
 
-def _on_the_host(kind: str) -> str:
+def on_the_host(kind: str) -> str:
+    """Return the command that shows, on the host itself, the fingerprint of its key of type ``kind``."""
     name = _KEY_FILES.get(kind, "ecdsa" if kind.startswith("ecdsa-") else "*")
     return f"ssh-keygen -lf /etc/ssh/ssh_host_{name}_key.pub"
 
