@@ -15,12 +15,15 @@ if TYPE_CHECKING:
 
 EFFECTS = ()
 
+# How rdiag checks Params and Result before and after a run; on the host nobody looks at it.
+STRICT = {"extra": "forbid", "allow_inf_nan": False, "use_attribute_docstrings": True}
+
 
 @dataclass(frozen=True)
 class Params:
     """Whom to greet."""
 
-    __pydantic_config__ = {"extra": "forbid", "allow_inf_nan": False, "use_attribute_docstrings": True}
+    __pydantic_config__ = STRICT
 
     name: str = "world"
     """Whom to greet."""
@@ -30,7 +33,7 @@ class Params:
 class Result:
     """Who answered."""
 
-    __pydantic_config__ = {"extra": "forbid", "allow_inf_nan": False, "use_attribute_docstrings": True}
+    __pydantic_config__ = STRICT
 
     greeting: str
     """The greeting, one sentence."""

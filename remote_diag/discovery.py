@@ -114,7 +114,7 @@ def _shadowed(before: Found, path: Path) -> Path | None:
 def _files(probe_paths: Sequence[Path]) -> Iterator[tuple[str, Path]]:
     """Yield (origin, probe file), least important first; no file twice."""
     seen: set[Path] = set()
-    places = [(SHIPPED, paths.shipped_probes()), (str(paths.user_probes()), paths.user_probes())]
+    places = [(SHIPPED, paths.shipped_probes()), (f"./{paths.user_probes()}", paths.user_probes())]
     for origin, place in (*places, *((str(path), path) for path in probe_paths)):
         for path in _in(place, required=place in probe_paths):
             resolved = path.resolve()

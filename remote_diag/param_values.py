@@ -123,6 +123,15 @@ def _checked_entries(value: Any, annotation: Any) -> dict[str, Any]:
     return entries
 
 
+def plain(value: Any) -> Any:
+    """Return a parameter's value as JSON has it: tuples are lists there."""
+    if isinstance(value, tuple):
+        return [plain(item) for item in value]
+    if isinstance(value, dict):
+        return {key: plain(item) for key, item in value.items()}
+    return value
+
+
 def items_from_text(text: str, annotation: Any) -> tuple[Any, ...]:
     """Return a JSON array's items; any other text is one item."""
     item_type = typing.get_args(annotation)[0]

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from .errors import ConfigError, RdiagError, UsageProblem
-from .param_values import ALLOWED, Unfit, checked, from_text, items_from_text, without_nul
+from .param_values import ALLOWED, Unfit, checked, from_text, items_from_text, plain, without_nul
 from .probe_fields import Field, without_none
 from .text import safe
 
@@ -81,7 +81,7 @@ def coerce(probe: Probe[ParamsT, ResultT], params: object) -> ParamsT:
 
 def to_json(params: object) -> dict[str, Any]:
     """Return an instance of ``Params`` as the ``params`` object of a request: tuples are lists there."""
-    return {field.name: _plain(getattr(params, field.name)) for field in dataclasses.fields(params)}  # type: ignore[arg-type]
+    return {field.name: plain(getattr(params, field.name)) for field in dataclasses.fields(params)}  # type: ignore[arg-type]
 
 
 def describe(field: Field) -> str:
@@ -98,14 +98,6 @@ def _same_class_loaded_twice(probe: Probe[Any, Any], params: object) -> bool:
     if file is None or kind.__name__ != "Params" or not dataclasses.is_dataclass(kind):
         return False
     return Path(file).resolve() == probe.path.resolve()
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, tuple):
-        return [_plain(item) for item in value]
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    return value
 
 
 def _overview(probe: Probe[Any, Any]) -> str:

@@ -41,6 +41,11 @@ def survey_script() -> Path:
     return _PACKAGE / "host_survey.sh"
 
 
+def templates() -> Path:
+    """Return the folder of the files that ``rdiag new-probe`` starts from."""
+    return _PACKAGE / "templates"
+
+
 def config_dir() -> Path:
     """Return the user's configuration folder for rdiag."""
     import platformdirs

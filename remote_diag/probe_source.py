@@ -246,11 +246,13 @@ def class_example(name: str) -> str:
     """Return how ``Params`` or ``Result``, or a dataclass inside of them, is written."""
     return "\n".join(
         (
+            'STRICT = {"extra": "forbid", "allow_inf_nan": False, "use_attribute_docstrings": True}',
+            "",
             "@dataclass(frozen=True)",
             f"class {name}:",
             f'    """What {"run needs to know" if name == "Params" else "was measured"}."""',
             "",
-            '    __pydantic_config__ = {"extra": "forbid", "allow_inf_nan": False, "use_attribute_docstrings": True}',
+            "    __pydantic_config__ = STRICT",
             "",
             "    seconds: float",
             '    """How long it took, seconds."""',

@@ -25,7 +25,8 @@ ParamsBuilder = Callable[["Probe[Any, Any]"], Any]
 View = Callable[["Outcome[Any]"], "RenderableType"]
 
 
-def _complete_probes(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:  # noqa: ARG001
+def complete_probes(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:  # noqa: ARG001
+    """Return the probes whose names begin with ``incomplete``."""
     from ..discovery import names
 
     try:
@@ -35,7 +36,7 @@ def _complete_probes(ctx: click.Context, parameter: click.Parameter, incomplete:
 
 
 @click.command()
-@click.argument("probe", shell_complete=_complete_probes)
+@click.argument("probe", shell_complete=complete_probes)
 @click.option("-s", "--set", "sets", multiple=True, metavar="KEY=VALUE", help="A parameter; may be repeated.")
 @click.option(
     "--params",
