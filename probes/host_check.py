@@ -174,13 +174,18 @@ def run(params: Params, context: Context) -> Result:
         shm_free_bytes=None if shm is None else shm[1],
         gpus_driver=driver,
         gpu_devices=devices,
-        environment_names=tuple(sorted(name for name in os.environ if name.startswith(TELLING))),
+        environment_names=_telling_names(),
     )
     _judge_python(result, context)
     _judge_packages(result, params, context)
     _judge_shm(result, context)
     _judge_gpus(result, params, context)
     return result
+
+
+def _telling_names() -> tuple[str, ...]:
+    # An empty one is as good as none, and the agent hides the GPUs by one.
+    return tuple(sorted(name for name, value in os.environ.items() if value and name.startswith(TELLING)))
 
 
 def _meminfo() -> dict[str, int]:

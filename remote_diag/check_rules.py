@@ -26,7 +26,6 @@ PROCESSES_FLOOR = 1024
 LOCKED_MEMORY_FLOOR = 64 << 20
 _PHASES = ("resolve", "connect", "host-key", "auth")
 _POSIX_SHELLS = {"sh", "bash", "dash", "zsh", "ksh", "ash", "mksh"}
-_NO_SHELLS = {"nologin", "false", "git-shell", "rbash", "rssh", "scponly"}
 
 
 def skipped(code: str, why: str) -> Finding:
@@ -168,17 +167,13 @@ def _no_answer(found: Survey) -> Finding:
 
 
 def _login_shell(found: Survey) -> Finding:
-    shell = found.account_shell or found.shell
+    shell = found.shell or found.account_shell
     name = (shell or "").rsplit("/", 1)[-1]
-    evidence = [f"$SHELL is {found.shell or 'not set'}"]
-    if found.account_shell is not None and found.account_shell != found.shell:
-        evidence.append(f"the account database says {found.account_shell}")
-    if found.parent:
-        evidence.append(f"sh was started by {found.parent}")
+    evidence = [f"sh was started by {found.parent}"] if found.parent else []
+    if found.account_shell is not None and found.account_shell != shell:
+        evidence.append(f"the account database says {found.account_shell}: a ForceCommand or start-up file changed it")
     if name and name not in _POSIX_SHELLS:
         evidence.append("not a POSIX shell; rdiag sends it one plain command and is not affected")
-    if name in _NO_SHELLS:
-        evidence.append("commands run all the same: a ForceCommand is set")
     return Finding("ok" if shell else "unknown", "login-shell", shell or "unknown", value=shell, evidence=tuple(evidence))
 
 
