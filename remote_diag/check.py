@@ -37,7 +37,7 @@ PROBE_SECONDS = 90.0
 """Deadline of the probe; it looks at files and imports two small packages."""
 _PINGS = 3
 _PING_SECONDS = 5.0
-_BY_SURVEY = ("login-shell", "login-noise", "cache-directory", "disk-space", "inodes", "noexec", "umask", "clock", "limits")
+_BY_SURVEY = ("login-shell", "login-noise", "cache", "disk-space", "inodes", "noexec", "umask", "clock", "limits")
 _BY_PROBE = ("python", "numpy", "safetensors", "torch", "shared-memory")
 _STEPS = ("connecting", "measuring the round trip", "looking with sh", "trying SFTP", "starting the agent", "looking with Python")
 

@@ -59,7 +59,7 @@ def _writable(place: Place, code: str, where: str, mounted: tuple[str, ...]) -> 
         evidence=(*said, *mounted),
         action="fix its permissions, space or quota, or set cache_dir in hosts.yaml; until then rdiag uses a temporary "
         "directory for each session"
-        if code == "cache-directory"
+        if code == "cache"
         else "fix its permissions (usually mode 1777) or space, or set TMPDIR in the login's start-up file",
     )
 

@@ -25,6 +25,9 @@ OPEN_FILES_HARD = 4096
 PROCESSES_FLOOR = 1024
 LOCKED_MEMORY_FLOOR = 64 << 20
 _PHASES = ("resolve", "connect", "host-key", "auth")
+_QUIET_POSIX = "case $- in *i*) ;; *) return ;; esac"
+_QUIET = {"fish": "status is-interactive; or exit", "csh": "if (! $?prompt) exit", "tcsh": "if (! $?prompt) exit"}
+"""What ends a start-up file early where nobody types, by shell."""
 _POSIX_SHELLS = {"sh", "bash", "dash", "zsh", "ksh", "ash", "mksh"}
 
 
@@ -141,7 +144,7 @@ def survey(found: Survey, host: Host, *, sftp_broken: bool) -> Iterator[Finding]
     )
     yield _umask(found.umask)
     yield _home(found)
-    for place, code in ((found.cache, "cache-directory"), (found.temporary, "temporary-directory")):
+    for place, code in ((found.cache, "cache"), (found.temporary, "temporary")):
         if place is None:
             yield Finding("unknown", code, "the survey did not get that far")
         else:
@@ -166,9 +169,13 @@ def _no_answer(found: Survey) -> Finding:
     return Finding("fail", "login-shell", message, value=found.exit_status, evidence=evidence, action=action)
 
 
+def _shell_name(found: Survey) -> str:
+    return (found.shell or found.account_shell or "").rsplit("/", 1)[-1]
+
+
 def _login_shell(found: Survey) -> Finding:
     shell = found.shell or found.account_shell
-    name = (shell or "").rsplit("/", 1)[-1]
+    name = _shell_name(found)
     evidence = [f"sh was started by {found.parent}"] if found.parent else []
     if found.account_shell is not None and found.account_shell != shell:
         evidence.append(f"the account database says {found.account_shell}: a ForceCommand or start-up file changed it")
@@ -210,7 +217,7 @@ def _noise(found: Survey, *, sftp_broken: bool) -> Finding:
         threshold=0 if harmful else None,
         threshold_source="SFTP and scp speak on the same stream" if harmful else None,
         evidence=found.noise + found.stderr,
-        action="print only to terminals: in the start-up file, begin with  case $- in *i*) ;; *) return ;; esac"
+        action=f"print only to terminals: begin the start-up file with  {_QUIET.get(_shell_name(found), _QUIET_POSIX)}"
         if harmful
         else None,
     )
@@ -307,10 +314,10 @@ def _limits(found: Survey, host: Host) -> Iterator[Finding]:
         gpus = bool(host.gpus or found.gpus_driver or found.gpu_devices)
         yield _limit(
             "locked-memory",
-            locked,
-            "bytes",
+            Limit(_mebibytes(locked.soft), _mebibytes(locked.hard)),
+            "MiB",
             small=gpus and _under(locked.soft, LOCKED_MEMORY_FLOOR),
-            floor=LOCKED_MEMORY_FLOOR,
+            floor=_mebibytes(LOCKED_MEMORY_FLOOR),
             source="InfiniBand and GPUDirect pin the buffers they use",
             fix="set memlock to unlimited in /etc/security/limits.conf",
         )
@@ -318,8 +325,8 @@ def _limits(found: Survey, host: Host) -> Iterator[Finding]:
     if size is not None and size.soft is not None:
         yield _limit(
             "file-size",
-            size,
-            "bytes",
+            Limit(_mebibytes(size.soft), _mebibytes(size.hard)),
+            "MiB",
             small=True,
             floor=None,
             source="checkpoints are larger than any limit",
@@ -327,15 +334,19 @@ def _limits(found: Survey, host: Host) -> Iterator[Finding]:
         )
     core = found.limits.get("core_file_bytes")
     if core is not None:
-        yield Finding("ok", "core-files", f"up to {_shown(core.soft)} bytes" if core.soft != 0 else "none are written")
+        yield Finding("ok", "core-files", "none are written" if core.soft == 0 else f"up to {_amount(_mebibytes(core.soft), 'MiB')}")
 
 
 def _under(value: int | None, floor: int) -> bool:
     return value is not None and value < floor
 
 
-def _shown(value: int | None) -> str:
-    return "unlimited" if value is None else str(value)
+def _mebibytes(value: int | None) -> int | None:
+    return None if value is None else value >> 20
+
+
+def _amount(value: int | None, unit: str) -> str:
+    return "unlimited" if value is None else f"{value} {unit}"
 
 
 def _limit(
@@ -344,13 +355,13 @@ def _limit(
     return Finding(
         "degraded" if small else "ok",
         code,
-        f"{_shown(limit.soft)} {unit}, may be raised to {_shown(limit.hard)}",
-        value=_shown(limit.soft) if limit.soft is None else limit.soft,
+        f"{_amount(limit.soft, unit)}, may be raised to {_amount(limit.hard, unit)}",
+        value="unlimited" if limit.soft is None else limit.soft,
         unit=unit,
         threshold="unlimited" if floor is None else floor,
         threshold_source=source,
         evidence=("/proc/self/limits of the login",),
-        action=f"{fix} (or LimitNOFILE and the like of the service that starts the login)" if small else None,
+        action=f"{fix}, then log in anew" if small else None,
     )
 
 
@@ -419,7 +430,7 @@ def agent(hello: Hello, host: Host, notes: Iterable[str]) -> Finding:
             f"Python {safe(hello.python)} at {safe(hello.executable)}, as {safe(hello.user)}",
             f"its files are in {safe(hello.cache)}",
         ),
-        action="see cache-directory" if problems else None,
+        action="see the row cache" if problems else None,
     )
 
 

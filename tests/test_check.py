@@ -62,7 +62,7 @@ def test_this_machine(tmp_path: Path) -> None:
     told: list[Event] = []
     report = check(Host("local", transport="local", environment=OURS), on_event=told.append)
     assert report.error is None
-    assert levels(report, *BY_PROBE, "sftp", "agent", "cache-directory", "clock", "umask", "noexec") == {"ok"}
+    assert levels(report, *BY_PROBE, "sftp", "agent", "cache", "clock", "umask", "noexec") == {"ok"}
     assert not rows(report, "host-key")
     assert not rows(report, "auth")
     assert report.result is not None
@@ -152,7 +152,7 @@ def test_no_python_leaves_everything_else(zsh_server: TestSshd, environment: Env
     assert said in agent.message
     assert "hosts.yaml" in (agent.action or "")
     assert levels(report, *BY_PROBE) == {"skipped"}
-    assert levels(report, "auth", "login-shell", "sftp", "cache-directory", "clock", "umask") == {"ok"}
+    assert levels(report, "auth", "login-shell", "sftp", "cache", "clock", "umask") == {"ok"}
     assert row(report, "gpus").evidence == ("seen from the login shell, as no probe runs",)
     assert report.exit_code == ExitCode.ENVIRONMENT
 
@@ -227,12 +227,12 @@ def test_a_home_that_cannot_be_written_to(start_sshd: ServerMaker, tmp_path: Pat
     (home / ".cache").write_text("in the way")
     with start_sshd(shell="zsh", home=home) as server:
         report = check(server.host(environment=OURS))
-    cache = row(report, "cache-directory")
+    cache = row(report, "cache")
     assert cache.level == "degraded"
     assert "cache_dir" in (cache.action or "")
     agent = row(report, "agent")
     assert agent.level == "degraded"
-    assert levels(report, "python", "numpy", "temporary-directory") == {"ok"}
+    assert levels(report, "python", "numpy", "temporary") == {"ok"}
     assert report.exit_code == ExitCode.FINDINGS
     assert report.result is not None
     assert report.result.agent is not None
@@ -271,7 +271,7 @@ def test_a_small_home_that_starts_no_programs(start_sshd: ServerMaker, noexec: P
     assert 0 < space.value <= 64
     assert (inodes.level, inodes.threshold) == ("degraded", 1000)
     # rdiag itself is not affected.
-    assert levels(report, "agent", "python", "numpy", "cache-directory") == {"ok"}
+    assert levels(report, "agent", "python", "numpy", "cache") == {"ok"}
 
 
 @pytest.mark.ssh

@@ -90,7 +90,7 @@ def test_nothing_is_wrong_with_a_healthy_host() -> None:
         ({"limits": {"locked_memory_bytes": Limit(65536, 65536)}}, "locked-memory", "ok"),
         ({"limits": {"locked_memory_bytes": Limit(65536, 65536)}, "gpu_devices": 8}, "locked-memory", "degraded"),
         ({"complete": False, "stopped_at": "/mnt/dead"}, "survey", "degraded"),
-        ({"temporary": None}, "temporary-directory", "unknown"),
+        ({"temporary": None}, "temporary", "unknown"),
         ({"system": None}, "system", "unknown"),
         ({"kill_user_processes": True, "linger": False}, "after-logout", "ok"),
     ],
@@ -116,12 +116,12 @@ def test_what_each_level_is_given_for(change: dict[str, object], code: str, leve
         ({"executable": False, "error": "Permission denied"}, "noexec", "degraded"),
         ({"mount_options": ("rw", "noexec")}, "noexec", "degraded"),
         ({"executable": None}, "noexec", "skipped"),
-        ({"writable": False, "error": "No space left on device"}, "cache-directory", "degraded"),
-        ({"writable": None}, "cache-directory", "unknown"),
+        ({"writable": False, "error": "No space left on device"}, "cache", "degraded"),
+        ({"writable": None}, "cache", "unknown"),
     ],
 )
 def test_directories(change: dict[str, object], code: str, level: str) -> None:
-    findings = {finding.code: finding for finding in place(replace(HEALTHY_PLACE, **change), "cache-directory")}  # type: ignore[arg-type]
+    findings = {finding.code: finding for finding in place(replace(HEALTHY_PLACE, **change), "cache")}  # type: ignore[arg-type]
     assert findings[code].level == level
     if level in {"degraded", "fail"}:
         assert findings[code].action

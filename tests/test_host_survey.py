@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from remote_diag.host import Host
 from remote_diag.host_survey import Limit, Survey, parse, survey
 from remote_diag.paths import survey_script
 from remote_diag.transport.base import SafePath
+from remote_diag.transport.local import LocalTransport
 
 NONCE = "0123456789abcdef" * 2
 SHELLS = {"dash": ["dash"], "bash": ["bash", "--posix"], "zsh": ["zsh", "--emulate", "sh"]}
@@ -192,6 +194,26 @@ def test_hostile_values_are_bounded_and_escaped() -> None:
     assert len(found.shell) < 2100
     assert found.uid is None
     assert len(found.pythons) == 100
+
+
+def test_a_file_system_that_hangs_costs_only_what_comes_after_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "df").write_text("#!/bin/sh\nexec sleep 60\n")
+    (tmp_path / "df").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    transport = LocalTransport(Host("local", transport="local"))
+    transport.connect()
+    try:
+        found = survey(transport, SafePath("cache"), timeout=1.0)
+    finally:
+        transport.close()
+    assert found.answered
+    assert not found.complete
+    assert found.stopped_at == str(tmp_path / "cache")
+    assert found.umask is not None
+    assert found.cache is not None
+    assert found.cache.free_bytes is None
+    assert found.temporary is None
 
 
 class Endless:
