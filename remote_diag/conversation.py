@@ -98,7 +98,7 @@ class Conversation:
         except BaseException:
             self._cancel(link)
             raise
-        details = tuple(last_lines(link.stderr))
+        details = tuple(last_lines(bytes(link.stderr)))
         raise self._error(
             ConnectionLost,
             "the connection ended before the end of the run; whether it finished is not known",
@@ -122,7 +122,7 @@ class Conversation:
             probe=self.probe.name,
             run_id=self.run_id,
             status=status(findings, skipped=end.outcome == "skipped"),
-            result=result,
+            answer=result,
             findings=findings,
             timing=timing,
             message=end.message,

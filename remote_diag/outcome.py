@@ -6,6 +6,7 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from .errors import StateUnknown
 from .exitcodes import ExitCode
 
 if TYPE_CHECKING:
@@ -47,8 +48,8 @@ class Outcome(Generic[ResultT]):
     run_id: str
     status: str
     """``ok``, ``degraded``, ``fail``, ``unknown`` or ``skipped``."""
-    result: ResultT | None
-    """The probe's validated result; None only when the probe skipped itself."""
+    answer: ResultT | None
+    """The probe's validated result; None when the probe skipped itself. See :attr:`result`."""
     findings: tuple[Finding, ...]
     timing: Timing
     message: str = ""
@@ -58,6 +59,13 @@ class Outcome(Generic[ResultT]):
     rerun: str | None = None
     """What to type on the host to run it again from there, when it was kept."""
     notes: tuple[str, ...] = ()
+
+    @property
+    def result(self) -> ResultT:
+        """The probe's validated result; raises StateUnknown when the probe skipped itself."""
+        if self.answer is None:
+            raise StateUnknown(f"the probe {self.probe} gave no result: {self.message}", host=self.host)
+        return self.answer
 
     @property
     def exit_code(self) -> ExitCode:
@@ -74,7 +82,7 @@ class Outcome(Generic[ResultT]):
             "probe": self.probe,
             "run_id": self.run_id,
             "status": self.status,
-            "result": None if self.result is None else dataclasses.asdict(self.result),  # type: ignore[call-overload]
+            "result": None if self.answer is None else dataclasses.asdict(self.answer),  # type: ignore[call-overload]
             "findings": [dataclasses.asdict(finding) for finding in self.findings],
             "timing": self.timing.as_dict(),
         }

@@ -313,6 +313,13 @@ class Session:
                 hint="look for commands that read stdin in .zshenv, .bashrc, config.fish or .cshrc there",
                 details=details,
             )
+        if b"unknown option" in failure.stderr.lower():
+            return EnvironmentUnfit(
+                "the interpreter is too old: it does not know -I; the agent needs Python 3.8 or newer",
+                host=self.host.name,
+                hint="set environment: {python: /path/to/python3} or {venv: ...} in hosts.yaml",
+                details=details,
+            )
         if failure.exit_status in {126, 127, None}:
             return EnvironmentUnfit(
                 f"the interpreter does not start (exit status {failure.exit_status}){cause}",

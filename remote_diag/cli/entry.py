@@ -63,7 +63,7 @@ class _Commands(click.Group):
 
             near = get_close_matches(args[0], COMMANDS, n=1)
             if near:
-                error.message += f" Did you mean {near[0]!r}?"
+                raise click.UsageError(f"{error.message} Did you mean {near[0]!r}?", ctx) from error
             raise
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002

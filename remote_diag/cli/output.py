@@ -52,7 +52,7 @@ def print_outcome(outcome: Outcome[Any], view: View | None = None) -> None:
     """Print a result for people."""
     from ..views.outcome import footer, render
 
-    show(render(outcome) if view is None or outcome.result is None else view(outcome))
+    show(render(outcome) if view is None or outcome.answer is None else view(outcome))
     below = footer(outcome)
     if below is not None:
         show(below)

@@ -100,8 +100,8 @@ def render(outcome: Outcome[Any]) -> RenderableType:
     found = findings(outcome.findings)
     if found is not None:
         parts.append(found)
-    if outcome.result is not None:
-        parts.append(fields(outcome.result))
+    if outcome.answer is not None:
+        parts.append(fields(outcome.answer))
     return Group(*parts)
 
 
