@@ -76,9 +76,9 @@ def type_text(annotation: Any) -> str:
         return " | ".join(type_text(argument) for argument in arguments)
     if origin is Literal:
         return "Literal[" + ", ".join(repr(value) for value in arguments) + "]"
-    if origin in (tuple, dict):
+    if origin is not None and arguments:
         inside = ", ".join("..." if argument is ... else type_text(argument) for argument in arguments)
-        return f"{origin.__name__}[{inside}]"
+        return f"{getattr(origin, '__name__', origin)}[{inside}]"
     return getattr(annotation, "__name__", None) or str(annotation)
 
 
