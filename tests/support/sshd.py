@@ -62,7 +62,8 @@ class TestSshd:
             ``sftp`` is ``"noisy"``.
         sftp: whether there is SFTP.
         max_sessions: sshd's MaxSessions.
-        extra_config: further lines of sshd_config.
+        extra_config: further lines of sshd_config; they win over the usual ones. ``%D`` is the server's directory.
+        files: further files for that directory.
         env: added to the environment of everything that runs on the "host".
         home: home directory on the "host"; a new empty one by default.
         host_key_types: the host keys to make.
@@ -78,6 +79,7 @@ class TestSshd:
         sftp: bool | Literal["noisy"] = True,
         max_sessions: int | None = None,
         extra_config: str = "",
+        files: Mapping[str, bytes] | None = None,
         env: Mapping[str, str] | None = None,
         home: Path | None = None,
         host_key_types: tuple[str, ...] = ("ed25519",),
@@ -88,11 +90,12 @@ class TestSshd:
         self._noise = noise
         self._sftp = sftp
         self._max_sessions = max_sessions
-        self._extra_config = extra_config
+        self._files = dict(files or {})
         self._env = dict(env or {})
         self._host_key_types = host_key_types
         # Not below pytest's own directory: a parent that others may not enter is no obstacle there.
         self._directory = Path(tempfile.mkdtemp(prefix="rdiag-sshd-"))
+        self._extra_config = extra_config.replace("%D", str(self._directory))
         self.home = home or self._directory / "home"
         self.user = getpass.getuser()
         self.port = 0
@@ -186,7 +189,8 @@ class TestSshd:
             self._make_key(self._directory / f"host_{kind}", kind)
         self._make_key(self.identity_file, "ed25519")
         shutil.copy(self.identity_file.with_suffix(".pub"), self._directory / "authorized_keys")
-        (self._directory / "noise").write_bytes(self._noise)
+        for name, data in {"noise": self._noise, **self._files}.items():
+            (self._directory / name).write_bytes(data)
         login = self._directory / "login"
         login.write_text(self._login_script())
         login.chmod(0o700)
