@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import re
 import select
-import shutil
 import signal
 import subprocess
 import time
@@ -97,9 +96,8 @@ class PendingSettings:
         self._target = _checked_target(host)
         self._settings: SshSettings | None = None
         self._deadline = time.monotonic() + TIME_LIMIT
-        client = shutil.which("ssh")
-        self._no_client = client is None
-        self._process = None if client is None else self._start(client)
+        self._process = self._start()
+        self._no_client = self._process is None
 
     def result(self) -> SshSettings:
         """Return the settings, waiting at most until :data:`TIME_LIMIT` after the start; again the same later.
@@ -121,9 +119,9 @@ class PendingSettings:
         if process is not None:
             abandon(process)
 
-    def _start(self, client: str) -> subprocess.Popen[bytes]:
+    def _start(self) -> subprocess.Popen[bytes] | None:
         host = self._host
-        command = [client, "-G"]
+        command = ["ssh", "-G"]
         if host.port is not None:
             command += ["-p", str(host.port)]
         if host.user is not None:
@@ -137,8 +135,10 @@ class PendingSettings:
                 # Its own group, so that a hanging `Match exec` command can be ended with it.
                 start_new_session=True,
             )
+        except FileNotFoundError:
+            return None
         except OSError as error:
-            raise ConfigError(f"cannot start {client}: {error.strerror}", host=host.name) from error
+            raise ConfigError(f"cannot start the ssh client: {error.strerror}", host=host.name) from error
 
     def _collect(self, process: subprocess.Popen[bytes]) -> bytes:
         try:

@@ -304,6 +304,11 @@ class TestWithoutClient:
         assert (settings.user_known_hosts, settings.global_known_hosts) == ((Path("/n"),), ())
         assert settings.proxy_jump == ("j",)
 
+    def test_client_that_cannot_be_started_is_an_error(self, tmp_path: Path) -> None:
+        (tmp_path / "ssh").write_text("not executable")
+        with pytest.raises(ConfigError, match="cannot start the ssh client"):
+            resolve(Host("h", address="a.example", user="ada"))
+
     def test_user_is_the_account(self) -> None:
         assert resolve(Host("h", address="a.example")).user == _account()
 
