@@ -258,7 +258,7 @@ class _Check:
             probe=NAME,
             run_id=self._run_id,
             status=status(findings),
-            result=CheckFacts(
+            answer=CheckFacts(
                 target=safe(facts.target),
                 transport=facts.transport,
                 server_version=None if facts.server_version is None else safe(facts.server_version, limit=300),
@@ -271,7 +271,7 @@ class _Check:
                 survey=found.survey,
                 sftp=found.sftp,
                 agent=found.hello,
-                environment=None if found.probe is None else found.probe.result,
+                environment=None if found.probe is None else found.probe.answer,
             ),
             findings=findings,
             timing=Timing(

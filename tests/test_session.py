@@ -46,6 +46,10 @@ def place(
 ) -> Iterator[Place]:
     with open_place(request.param, start_sshd, tmp_path_factory.mktemp("home")) as opened:
         yield opened
+        # While the host still answers: what a session made there for itself goes away with it.
+        for session in _OPEN.values():
+            session.close()
+        _OPEN.clear()
 
 
 lasting = pytest.mark.parametrize(
@@ -140,14 +144,6 @@ class _shared:  # noqa: N801 - reads as a function where it is used
 
     def __exit__(self, *_: object) -> None:
         return None
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _close_shared() -> Iterator[None]:
-    yield
-    for session in _OPEN.values():
-        session.close()
-    _OPEN.clear()
 
 
 def test_a_name_that_is_not_utf8_arrives_byte_for_byte(place: Place, tmp_path: Path) -> None:
