@@ -33,6 +33,8 @@ def create(name: str, directory: Path) -> Scaffold:
         LocalIOError: a file cannot be written.
     """
     stem = name.removesuffix(".py").replace("-", "_")
+    if "/" in name:
+        raise UsageProblem(f"{name!r} is a path, not a name", hint="say where with --directory")
     try:
         kebab = name_of(Path(f"{stem}.py"))
     except ConfigError as error:
