@@ -97,8 +97,7 @@ def _guarded(settings: Settings) -> int:
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _on_signal)
     try:
-        result = cli.main(prog_name="rdiag", standalone_mode=False, obj=settings)
-        return int(result) if isinstance(result, int) else int(ExitCode.OK)
+        return _call(settings)
     except SystemExit as error:
         return error.code if isinstance(error.code, int) else int(ExitCode.OK)
     except click.exceptions.Exit as error:
@@ -115,6 +114,15 @@ def _guarded(settings: Settings) -> int:
         return int(ExitCode.BROKEN_PIPE)
     except Exception as error:  # noqa: BLE001 - the last place where it can be explained
         return _report(error, settings)
+
+
+def _call(settings: Settings) -> int:
+    if "_RDIAG_COMPLETE" in os.environ:
+        cli.main(prog_name="rdiag", obj=settings)
+    # click's own main() turns a closed pipe into exit status 1; here it is told apart.
+    with cli.make_context("rdiag", sys.argv[1:], obj=settings) as context:
+        result = cli.invoke(context)
+    return int(result) if isinstance(result, int) else int(ExitCode.OK)
 
 
 def _on_signal(number: int, frame: object) -> None:  # noqa: ARG001

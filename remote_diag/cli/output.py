@@ -31,7 +31,12 @@ def console(*, stderr: bool = False) -> Console:
     """Return a rich console that takes text as it is: no markup, no emoji codes, no automatic highlighting."""
     from rich.console import Console
 
-    return Console(stderr=stderr, markup=False, emoji=False, highlight=False, soft_wrap=False)
+    class PlainConsole(Console):
+        def on_broken_pipe(self) -> None:
+            # rich would exit with status 1 here, which means findings.
+            raise BrokenPipeError
+
+    return PlainConsole(stderr=stderr, markup=False, emoji=False, highlight=False, soft_wrap=False)
 
 
 def show(renderable: RenderableType) -> None:
@@ -53,9 +58,8 @@ def print_outcome(outcome: Outcome[Any], view: View | None = None) -> None:
     from ..views.outcome import footer, render
 
     show(render(outcome) if view is None or outcome.answer is None else view(outcome))
-    below = footer(outcome)
-    if below is not None:
-        show(below)
+    for line in footer(outcome):
+        sys.stdout.write(line + "\n")
 
 
 def print_error(error: RdiagError, settings: Settings) -> None:
@@ -147,7 +151,7 @@ class Reporter:
         bar = self._bar or self._start_bar()
         label = safe(" ".join(part for part in (host, event.label) if part), limit=60) or "working"
         if host not in self._tasks:
-            self._tasks[host] = bar.add_task(label, total=event.total)
+            self._tasks[host] = bar.add_task(label, total=event.total, unit="")
         bar.update(
             self._tasks[host],
             completed=event.done,

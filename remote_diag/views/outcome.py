@@ -105,10 +105,13 @@ def render(outcome: Outcome[Any]) -> RenderableType:
     return Group(*parts)
 
 
-def footer(outcome: Outcome[Any]) -> RenderableType | None:
-    """Return what a person should know besides the result: notes, and where the run was kept."""
-    lines = [Text(f"note: {safe(note)}", "dim") for note in outcome.notes]
+def footer(outcome: Outcome[Any]) -> list[str]:
+    """Return what a person should know besides the result: notes, and where the run was kept.
+
+    Plain lines, never wrapped: the last one is a command to copy.
+    """
+    lines = [f"note: {safe(note)}" for note in outcome.notes]
     if outcome.kept:
-        lines.append(Text(f"kept on {outcome.host}: {safe(outcome.kept)}"))
-        lines.append(Text(f"run it again there: {safe(outcome.rerun or '')}"))
-    return Group(*lines) if lines else None
+        lines.append(f"kept on {outcome.host}: {safe(outcome.kept)}")
+        lines.append(f"run it again there: {safe(outcome.rerun or '')}")
+    return lines
