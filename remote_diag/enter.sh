@@ -24,8 +24,10 @@ fail() {
     exit 0
 }
 
+# -E -s -S and not -I, which Python 2.7 lacks: it would fail before it could say how old it is. The file and not its
+# folder: that would load runpy, 4 ms of every run.
 start() {
-    exec "$1" -I -S "$dir/agent" "$nonce" 3<&-
+    exec "$1" -E -s -S "$dir/agent/__main__.py" "$nonce" 3<&-
 }
 
 find_conda() {

@@ -57,7 +57,7 @@ def test_venv_starts_its_python_with_stdin_untouched(tmp_path: Path, shell: str)
     python = fake_python(tmp_path / NASTY / "bin/python")
     lay_out(tmp_path, Environment("venv", str(tmp_path / NASTY)))
     done = enter(tmp_path, shell=shell)
-    assert done.stdout == f"[{python}][-I][-S][cache/{HASH}/agent][{NONCE}]\nrest\n"
+    assert done.stdout == f"[{python}][-E][-s][-S][cache/{HASH}/agent/__main__.py][{NONCE}]\nrest\n"
     assert not list(tmp_path.rglob("pwned"))
 
 
@@ -92,7 +92,7 @@ def test_the_first_interpreter_on_the_path_is_taken(tmp_path: Path) -> None:
     lay_out(tmp_path, Environment())
     fake_python(tmp_path / "second/python3")
     done = enter(tmp_path, path=f"{tmp_path}/first:{tmp_path}/second:/usr/bin:/bin")
-    assert done.stdout.startswith(f"[{tmp_path}/second/python3][-I]")
+    assert done.stdout.startswith(f"[{tmp_path}/second/python3][-E]")
 
 
 def test_a_conda_name_is_looked_up_in_condas_own_list(tmp_path: Path) -> None:
@@ -167,7 +167,7 @@ def test_a_container_gets_the_bundle_once_and_runs_it_inside(tmp_path: Path, doc
     lay_out(tmp_path, Environment("docker", "box"))
     for _ in range(2):
         done = enter(tmp_path, path=docker)
-        assert done.stdout == f"[{tmp_path}/bin/python3][-I][-S][.cache/rdiag/{HASH}/agent][{NONCE}]\nrest\n"
+        assert done.stdout == f"[{tmp_path}/bin/python3][-E][-s][-S][.cache/rdiag/{HASH}/agent/__main__.py][{NONCE}]\nrest\n"
     inside = tmp_path / "inside the box/.cache/rdiag"
     assert sorted(os.listdir(inside)) == [HASH]
     assert (inside / HASH / "enter").read_bytes() == (tmp_path / "cache" / HASH / "enter").read_bytes()

@@ -1,4 +1,4 @@
-"""Where ``python <bundle>/agent <entry nonce>`` starts.
+"""Where ``python -E -s -S <bundle>/agent/__main__.py <entry nonce>`` starts.
 
 This one file also parses on Python 2.7, so that a host whose Python is too old can say so in a frame.
 """
@@ -21,14 +21,14 @@ def _say_too_old(nonce):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
 def _main():  # type: ignore[no-untyped-def]  # noqa: ANN202
     nonce = sys.argv[1] if len(sys.argv) == 2 else ""
     if len(nonce) != 32 or nonce.strip("0123456789abcdef"):
-        sys.stderr.write("usage: python -I -S <bundle>/agent <entry nonce>; rdiag starts this by itself\n")
+        sys.stderr.write("usage: python -E -s -S <bundle>/agent/__main__.py <entry nonce>; rdiag starts this by itself\n")
         return 2
     if sys.version_info < (3, 8):
         _say_too_old(nonce)
         return 0
     here = os.path.dirname(os.path.abspath(__file__))
     bundle = os.path.dirname(here)
-    # Running a folder puts that folder first: its modules must not stand for others of the same name.
+    # Python puts the script's folder first: its modules must not stand for others of the same name.
     sys.path[:] = [bundle] + [entry for entry in sys.path if entry and os.path.abspath(entry) != here]
     from agent.main import main  # type: ignore[import-not-found]
 

@@ -109,6 +109,8 @@ class Question:
             ValueError: that is no list of processes.
         """
         self._children.reap()
+        if len(self._answer) > _MAX_ANSWER:
+            raise ValueError("it says too much")
         if not self._complete or self._pid not in self._children.ended:
             return None
         status = self._children.ended.pop(self._pid)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -33,7 +34,7 @@ def expected(sent: list[tuple[str, bytes]]) -> list[Frame]:
 
 def pieces(data: bytes, cuts: list[int]) -> list[bytes]:
     edges = [0, *sorted(cut % (len(data) + 1) for cut in cuts), len(data)]
-    return [data[start:end] for start, end in zip(edges, edges[1:], strict=False)]
+    return [data[start:end] for start, end in pairwise(edges)]
 
 
 @given(messages, st.lists(st.integers(min_value=0), max_size=10))

@@ -46,25 +46,30 @@ def test_every_part_is_needed(missing: str) -> None:
         Request(json.dumps({name: value for name, value in GOOD.items() if name != missing}).encode())
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        *(("run_id", value) for value in ["", ".", "..", "../x", "a/b", "-x", "a b", "a\n", "é", "x" * 65, 1, None]),
-        *(("probe", value) for value in [None, {}, {"name": "x", "sha256": "0" * 63}, {"name": "x/y", "sha256": "0" * 64}]),
-        ("probe", {"name": "x", "sha256": "A" * 64}),
-        *(("params", value) for value in [None, [], "x"]),
-        *(("effects", value) for value in [None, "cuda", ["root"], [1]]),
-        *(("env", value) for value in [None, [], {"": "x"}, {"A=B": "x"}, {"A": 1}, {"A": "\0"}, {"\0": ""}, {"A": "\ud800"}]),
-        *(("workdir", value) for value in ["", 1, "/a\0b"]),
-        *(("deadline_s", value) for value in [0, -1, "1", True, None, 1e30]),
-        *(("lease_s", value) for value in [0, None]),
-        *(("keep", value) for value in [0, "yes", None]),
-        *(("force", value) for value in [0, None]),
-        *(("output_bytes", value) for value in [-1, 1.5, True, None]),
-        *(("result_bytes", value) for value in [-1, (8 << 20) + 1, True]),
-        *(("environment", value) for value in [None, {}, {"kind": "venv"}, {"kind": "nix", "value": ""}]),
+WRONG: dict[str, list[Any]] = {
+    "run_id": ["", ".", "..", "../x", "a/b", "-x", "a b", "a\n", "é", "x" * 65, 1, None],
+    "probe": [
+        None,
+        {},
+        {"name": "x", "sha256": "0" * 63},
+        {"name": "x/y", "sha256": "0" * 64},
+        {"name": "x", "sha256": "A" * 64},
     ],
-)
+    "params": [None, [], "x"],
+    "effects": [None, "cuda", ["root"], [1]],
+    "env": [None, [], {"": "x"}, {"A=B": "x"}, {"A": 1}, {"A": "\0"}, {"\0": ""}, {"A": "\ud800"}],
+    "workdir": ["", 1, "/a\0b"],
+    "deadline_s": [0, -1, "1", True, None, 1e30],
+    "lease_s": [0, None],
+    "keep": [0, "yes", None],
+    "force": [0, None],
+    "output_bytes": [-1, 1.5, True, None],
+    "result_bytes": [-1, (8 << 20) + 1, True],
+    "environment": [None, {}, {"kind": "venv"}, {"kind": "nix", "value": ""}],
+}
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in WRONG.items() for value in values])
 def test_a_part_that_does_not_fit_is_named(name: str, value: Any) -> None:
     with pytest.raises(RequestError, match=name):
         request(**{name: value})

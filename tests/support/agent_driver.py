@@ -108,7 +108,7 @@ class AgentDriver:
         self.encoder = Encoder(self.nonce)
         self.frames: list[Frame] = []
         self.process = subprocess.Popen(
-            [self.python, "-I", "-S", str(self.bundle / "agent"), self.entry_nonce],
+            [self.python, "-E", "-s", "-S", str(self.bundle / "agent" / "__main__.py"), self.entry_nonce],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

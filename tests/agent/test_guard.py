@@ -1,0 +1,277 @@
+"""Active probes keep off GPUs that somebody uses; a stand-in named nvidia-smi says who does."""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+import subprocess
+import textwrap
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from remote_diag.agent import guard as guard_module
+from remote_diag.agent.guard import GpuProcess, Guard
+from remote_diag.agent.processes import Children
+from remote_diag.agent.request import Request
+from tests.agent.conftest import wait_until
+from tests.support.agent_driver import AgentDriver, Answer, lay_out_bundle, probe_source
+
+PROBE = probe_source("return Result(value=os.environ.get('CUDA_VISIBLE_DEVICES', 'unset'))")
+ME = pwd.getpwuid(os.geteuid()).pw_name
+
+
+class Driver:
+    """The stand-in and what it answers: a shell script's text, replaced while it is in use."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.calls = folder / "calls"
+        self.calls.touch()
+        self.answer("")
+
+    def script(self, text: str) -> None:
+        """Make the stand-in do ``text``."""
+        new = self.folder / "new"
+        new.write_text(f'#!/bin/sh\necho "$@" >> {self.calls}\n{textwrap.dedent(text)}\n')
+        new.chmod(0o755)
+        new.rename(self.folder / "nvidia-smi")
+
+    def answer(self, *lines: str) -> None:
+        """Make the stand-in print ``lines``."""
+        content = "".join(line + "\n" for line in lines)
+        self.script(f"cat <<'END'\n{content}END")
+
+    def times_asked(self) -> int:
+        """Return how often it was started."""
+        return len(self.calls.read_text().splitlines())
+
+
+@pytest.fixture
+def gpus(tmp_path: Path) -> Driver:
+    folder = tmp_path / "driver"
+    folder.mkdir()
+    return Driver(folder)
+
+
+@pytest.fixture
+def stranger() -> Iterator[int]:
+    """A process that is none of ours."""
+    with subprocess.Popen(["sleep", "1000"]) as process:
+        yield process.pid
+        process.kill()
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Path:
+    """A bundle in a cache of its own: the lock is per cache."""
+    return lay_out_bundle(tmp_path / "cache")
+
+
+def run_active(host: Path, gpus: Driver, probe: bytes = PROBE, **changes: object) -> Answer:
+    with AgentDriver(host) as driver:
+        path = f"{gpus.folder}:{os.environ['PATH']}"
+        return driver.run(probe, **{"effects": ["cuda"], "env": {"PATH": path}, **changes})
+
+
+def test_free_gpus_are_used_and_seen(host: Path, gpus: Driver) -> None:
+    answer = run_active(host, gpus, env={"PATH": str(gpus.folder) + ":/usr/bin:/bin", "CUDA_VISIBLE_DEVICES": "3"})
+    assert answer.outcome == "ok"
+    assert answer.result == {"value": "3"}
+    assert gpus.calls.read_text() == "--query-compute-apps=pid,process_name,used_memory --format=csv,noheader\n"
+
+
+def test_passive_probes_ask_nobody(host: Path, gpus: Driver, stranger: int) -> None:
+    gpus.answer(f"{stranger}, python, 100 MiB")
+    answer = run_active(host, gpus, effects=["reads-files", "runs-commands"])
+    assert answer.result == {"value": ""}
+    assert gpus.times_asked() == 0
+
+
+@pytest.mark.parametrize("effect", ["cuda", "collectives"])
+def test_a_busy_gpu_is_refused_with_its_owner(host: Path, gpus: Driver, stranger: int, effect: str) -> None:
+    gpus.answer(f"{stranger}, /opt/train, with commas, 71234 MiB", "4000001, [Not Found], [N/A]")
+    answer = run_active(host, gpus, effects=[effect])
+    assert answer.outcome == "refused"
+    assert f"pid {stranger} (/opt/train, with commas, user {ME}, 71234 MiB)" in answer.end["message"]
+    assert "pid 4000001 ([Not Found], user unknown, [N/A])" in answer.end["message"]
+    assert "--force" in answer.end["hint"]
+    assert answer.of("started") == []
+
+
+def test_force_runs_all_the_same(host: Path, gpus: Driver, stranger: int) -> None:
+    gpus.answer(f"{stranger}, python, 100 MiB")
+    assert run_active(host, gpus, force=True).outcome == "ok"
+    assert gpus.times_asked() == 0
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        ("echo 'Failed to initialize NVML: Driver/library version mismatch'; exit 18", "version mismatch"),
+        ("echo 'No devices were found'", "No devices were found"),
+        ("echo 'pid, process_name, used_memory'", "makes no sense"),
+        ("head -c 3000000 /dev/zero", "makes no sense"),
+        ("kill -9 $$", "without a word"),
+    ],
+)
+def test_an_answer_that_cannot_be_read_is_refused(host: Path, gpus: Driver, script: str, words: str) -> None:
+    gpus.script(script)
+    answer = run_active(host, gpus)
+    assert answer.outcome == "refused"
+    assert "cannot tell whether the GPUs are free" in answer.end["message"]
+    assert words in answer.end["message"]
+    assert "--force" in answer.end["hint"]
+
+
+def test_without_nvidia_smi_nobody_can_tell(host: Path, gpus: Driver, tmp_path: Path) -> None:
+    answer = run_active(host, gpus, env={"PATH": str(tmp_path)})
+    assert answer.outcome == "refused"
+    assert "nvidia-smi is not on the PATH" in answer.end["message"]
+
+
+def test_a_newcomer_ends_the_probe(host: Path, gpus: Driver, stranger: int, tmp_path: Path) -> None:
+    probe = probe_source(f"""
+        import json
+        child = subprocess.Popen(["sleep", "1000"])
+        json.dump([os.getpid(), child.pid], open({str(tmp_path / "ours.new")!r}, "w"))
+        os.rename({str(tmp_path / "ours.new")!r}, {str(tmp_path / "ours")!r})
+        time.sleep(1000)
+    """)
+    with AgentDriver(host) as driver:
+        path = f"{gpus.folder}:{os.environ['PATH']}"
+        driver.begin(probe, effects=["collectives"], env={"PATH": path})
+        for frame in driver.incoming():
+            if frame.kind == "need":
+                driver.send_file(probe)
+            if frame.kind == "started":
+                break
+        assert wait_until((tmp_path / "ours").exists)
+        ours = [f"{pid}, python, 500 MiB" for pid in json.loads((tmp_path / "ours").read_text())]
+        gpus.answer(*ours)
+        asked = gpus.times_asked()
+        assert wait_until(lambda: gpus.times_asked() >= asked + 2)
+        gpus.answer(*ours, f"{stranger}, newcomer, 2 MiB")
+        answer = driver.finish()
+    assert answer.outcome == "refused"
+    assert f"pid {stranger} (newcomer, user {ME}, 2 MiB)" in answer.end["message"]
+    assert "began to use a GPU while the probe ran" in answer.end["message"]
+    assert str(json.loads((tmp_path / "ours").read_text())[0]) not in answer.end["message"]
+    assert answer.end["survivors"] == []
+
+
+def test_one_active_probe_a_host_and_the_lock_dies_with_its_holder(host: Path, gpus: Driver) -> None:
+    sleeper = probe_source("time.sleep(1000)")
+    path = {"PATH": f"{gpus.folder}:{os.environ['PATH']}"}
+    with AgentDriver(host) as holder:
+        holder.begin(sleeper, effects=["cuda"], env=path)
+        holder.wait_for("need")
+        holder.send_file(sleeper)
+        holder.wait_for("started")
+        for force in (False, True):
+            refused = run_active(host, gpus, force=force)
+            assert refused.outcome == "refused"
+            for words in ("another active probe", "test-probe", holder.run_id, f"pid {holder.process.pid}", f"user {ME}"):
+                assert words in refused.end["message"]
+        assert run_active(host, gpus, effects=[]).outcome == "ok"
+        holder.process.kill()
+        holder.process.wait()
+    assert run_active(host, gpus).outcome == "ok"
+    for name in Path("/proc").iterdir():
+        if name.name.isdigit() and _belongs_to(name, holder.run_id):
+            os.kill(int(name.name), 9)
+
+
+def _belongs_to(process: Path, run_id: str) -> bool:
+    try:
+        return f"RDIAG_RUN_ID={run_id}".encode() in (process / "environ").read_bytes()
+    except OSError:
+        return False
+
+
+def test_a_link_in_the_place_of_the_lock_is_refused(host: Path, gpus: Driver, tmp_path: Path) -> None:
+    (tmp_path / "victim").write_text("x")
+    (host.parent / "active.lock").symlink_to(tmp_path / "victim")
+    assert run_active(host, gpus).outcome == "refused"
+    assert (tmp_path / "victim").read_text() == "x"
+
+
+def test_cancelling_while_the_driver_is_asked(host: Path, gpus: Driver) -> None:
+    gpus.script("exec sleep 1000")
+    with AgentDriver(host) as driver:
+        driver.begin(PROBE, effects=["cuda"], env={"PATH": f"{gpus.folder}:{os.environ['PATH']}"})
+        driver.wait_for("need")
+        driver.send_file(PROBE)
+        assert wait_until(lambda: gpus.times_asked() == 1)
+        driver.send("cancel")
+        begun = time.monotonic()
+        assert driver.finish().outcome == "cancelled"
+        assert time.monotonic() - begun < 5
+
+
+def make_guard(tmp_path: Path, gpus: Driver) -> Guard:
+    request = Request(json.dumps(AgentDriver(tmp_path).request(PROBE, effects=["cuda"])).encode())
+    return Guard(str(tmp_path), request, {"PATH": f"{gpus.folder}:/usr/bin:/bin"}, Children())
+
+
+@pytest.mark.parametrize("script", ["exec sleep 1000", "sleep 1000 & echo $! > ${0%/*}/left; exit 0", "while :; do echo; sleep 0.01; done"])
+def test_a_driver_that_hangs_is_abandoned_and_never_asked_again(
+    tmp_path: Path, gpus: Driver, script: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(guard_module, "ANSWER_WITHIN", 0.4)
+    gpus.script(script)
+    guard = make_guard(tmp_path, gpus)
+    assert guard.begin() is None
+    begun = time.monotonic()
+    while (verdict := guard.step(time.monotonic())) is None:
+        if guard.descriptor is not None:
+            guard.read()
+        assert not guard.free
+        time.sleep(0.01)
+    assert time.monotonic() - begun < 2
+    assert "did not answer within 0.4 s" in verdict.message
+    assert guard.step(time.monotonic() + 100) is None
+    assert gpus.times_asked() == 1
+    guard.close()
+    if (gpus.folder / "left").exists():
+        os.kill(int((gpus.folder / "left").read_text()), 9)
+
+
+class Known:
+    """A tree that knows some processes."""
+
+    def __init__(self, *pids: int) -> None:
+        self.pids = pids
+
+    def members(self) -> None:
+        pass
+
+    def knows(self, pid: int) -> bool:
+        return pid in self.pids
+
+
+def gpu_process(pid: int) -> GpuProcess:
+    return GpuProcess(f"{pid}, name, 1 MiB")
+
+
+@pytest.mark.parametrize("everyone_visible", [True, False])
+def test_who_cannot_be_seen_counts_the_second_time(
+    tmp_path: Path, gpus: Driver, stranger: int, everyone_visible: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be one of ours that has just ended, or, in a container, one of ours by its number outside."""
+    monkeypatch.setattr(guard_module, "_sees_every_process", lambda: everyone_visible)
+    guard, tree = make_guard(tmp_path, gpus), Known(10)
+    assert guard._judge_during([gpu_process(10), gpu_process(4_000_001)], tree) is None  # type: ignore[arg-type]
+    assert guard._judge_during([gpu_process(4_000_002)], tree) is None  # type: ignore[arg-type]
+    verdict = guard._judge_during([gpu_process(4_000_002)], tree)  # type: ignore[arg-type]
+    assert (verdict is not None) == everyone_visible
+    assert guard._judge_during([gpu_process(stranger)], tree) is not None  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("line", ["", "x", "1", "1, name", "x, name, 1 MiB", "No running processes found"])
+def test_lines_that_name_no_process_are_refused(line: str) -> None:
+    with pytest.raises(ValueError, match=r".+"):
+        GpuProcess(line)
