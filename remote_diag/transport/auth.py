@@ -56,7 +56,6 @@ class KeyAuthentication:
     Args:
         host: whom it is about, for errors.
         settings: user, identity files, agent.
-        explicit: whether the one identity file was named in hosts.yaml; nothing else is tried then.
         patience: entered while a person types a passphrase, so that no deadline runs meanwhile.
     """
 
@@ -88,14 +87,8 @@ class KeyAuthentication:
             raise self._refused(None)
         finally:
             self.banner = bytes(transport.get_banner() or b"")[: 64 * 1024]
-            if self.method is None or not self.method.endswith("agent)"):
-                self.close()
-
-    def close(self) -> None:
-        """End the connection to the agent; idempotent."""
-        if self._agent is not None:
-            self._agent.close()
-            self._agent = None
+            if self._agent is not None:
+                self._agent.close()
 
     def _accepted(self, transport: Any, candidate: Candidate) -> bool:
         module = paramiko()
@@ -135,7 +128,7 @@ class KeyAuthentication:
     def _candidates(self) -> Iterator[Candidate]:
         """Yield keys: those named by identity files, then an agent's others, then those that need a passphrase."""
         settings = self._settings
-        files = [keys.read(path) for path in settings.identity_files]
+        files = [keys.read(path) for path in dict.fromkeys(settings.identity_files)]
         for file in files:
             # The default names of ssh_config need not exist; a file that somebody chose has to.
             if file.problem and (file.problem != "does not exist" or settings.identities_only):

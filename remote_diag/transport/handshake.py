@@ -175,4 +175,5 @@ def _named(jump_host: str | None) -> Iterator[None]:
     except RdiagError as error:
         if jump_host is not None:
             error.message = f"at the jump host {jump_host}: {error.message}"
+            error.args = (error.message,)
         raise

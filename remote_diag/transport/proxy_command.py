@@ -41,6 +41,11 @@ class ProxyProcess:
         finally:
             theirs.close()
 
+    @property
+    def pid(self) -> int:
+        """The process and its group."""
+        return self._process.pid
+
     def send(self, data: bytes, /) -> int:
         """Write some of ``data``."""
         return self._socket.send(data)
