@@ -98,7 +98,14 @@ class Wire:
         if self._pending:
             data, self._pending = self._pending[:size], self._pending[size:]
             return data
-        data = self._raw.recv(size)
+        try:
+            data = self._raw.recv(size)
+        except TimeoutError:
+            raise
+        except OSError:
+            if self._closed:
+                return b""
+            raise
         self._acknowledge()
         return data
 
