@@ -102,6 +102,13 @@ class Transport(Protocol):
 
     facts: ConnectionFacts
 
+    def prestart(self) -> None:
+        """Begin to connect in the background, and meanwhile import what ``connect`` needs; never raises.
+
+        ``connect`` goes on from there. Harmless when repeated.
+        """
+        ...
+
     def connect(self) -> None:
         """Establish the connection within the host's ``connect_timeout``; raise an RdiagError by phase."""
         ...

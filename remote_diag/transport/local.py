@@ -153,6 +153,9 @@ class LocalTransport:
         self._host = host
         self._channels: list[LocalChannel] = []
 
+    def prestart(self) -> None:
+        """Do nothing: there is no network to be early at."""
+
     def connect(self) -> None:
         """Check that there is a home directory to start in."""
         if not self._home.is_dir():

@@ -25,9 +25,12 @@ class SshTransport:
         self._connections: list[Any] = []
 
     def prestart(self) -> None:
-        """Begin to connect in the background; harmless when repeated. ``connect`` goes on from there."""
-        if self._opening is None:
+        """Begin to connect in the background, and import paramiko and fabric while the network is busy."""
+        if self._opening is None and not self._connections:
             self._opening = Opening(self._host, Deadline(self._host.connect_timeout))
+            from . import handshake, libraries  # noqa: F401 - connect needs both
+
+            libraries.fabric()
 
     def connect(self) -> None:
         """Connect, check the host key, log in; see :meth:`remote_diag.transport.base.Transport.connect`."""

@@ -26,9 +26,13 @@ def upload(transport: Any, data: bytes, path: SafePath, host: Host) -> None:
     try:
         _create(client, temporary, data)
         _rename(client, temporary, path)
-    except (OSError, EOFError, paramiko().SSHException) as error:
-        if not transport.is_active() or isinstance(error, (TimeoutError, EOFError)):
+    except TimeoutError as error:
+        raise failures.no_reply(host, "uploading", REPLY_TIMEOUT) from error
+    except (OSError, EOFError, paramiko().SSHException, paramiko().SFTPError) as error:
+        if not transport.is_active():
             raise failures.request_failure(error, host, "uploading") from error
+        if not isinstance(error, OSError) or str(error) == "Socket is closed":
+            raise UploadUnavailable(f"the SFTP server ended: {failures.described(error)}") from error
         with contextlib.suppress(Exception):
             client.remove(temporary)
         raise _unfit(error, path, host) from error
@@ -49,7 +53,7 @@ def _open(transport: Any, host: Host) -> Any:
             channel.close()
             if not transport.is_active():
                 raise failures.request_failure(error, host, "opening SFTP") from error
-            raise UploadUnavailable(f"SFTP does not work: {error or type(error).__name__}") from error
+            raise UploadUnavailable(f"SFTP does not work: {failures.described(error)}") from error
 
 
 def _create(client: Any, temporary: str, data: bytes) -> None:
@@ -95,7 +99,7 @@ def _rename(client: Any, temporary: str, path: SafePath) -> None:
     try:
         client.posix_rename(temporary, str(path))
     except OSError as error:
-        if error.errno is not None:
+        if "unsupported" not in str(error).lower():
             raise
         # Servers other than OpenSSH may not have that extension, and SFTP's own rename does not replace.
         with contextlib.suppress(OSError):
@@ -107,7 +111,7 @@ def _unfit(error: Exception, path: SafePath, host: Host) -> EnvironmentUnfit:
     # SFTP has one code for a full disk, a quota and all else: "Failure".
     number = error.errno if isinstance(error, OSError) else None
     causes = {errno.EACCES: "permission denied", errno.ENOENT: "a directory on the way does not exist"}
-    cause = causes.get(number or 0) or f"the server says '{error or type(error).__name__}'; no space, inode or quota left?"
+    cause = causes.get(number or 0) or f"the server says '{failures.described(error)}'; no space, inode or quota left?"
     return EnvironmentUnfit(
         f"{path} cannot be written: {cause}",
         host=host.name,

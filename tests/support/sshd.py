@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any
 
 from remote_diag.host import Host
 
@@ -60,7 +60,7 @@ class TestSshd:
         shell: login shell, one of :data:`SHELLS` or an absolute path.
         noise: printed to stdout by the "start-up file", before the shell gets its command; SFTP gets it too when
             ``sftp`` is ``"noisy"``.
-        sftp: whether there is SFTP.
+        sftp: whether there is SFTP; ``noisy`` when the start-up file prints into it; or the server's command line.
         max_sessions: sshd's MaxSessions.
         extra_config: further lines of sshd_config; they win over the usual ones. ``%D`` is the server's directory.
         files: further files for that directory.
@@ -76,7 +76,7 @@ class TestSshd:
         *,
         shell: str = "bash",
         noise: bytes = b"",
-        sftp: bool | Literal["noisy"] = True,
+        sftp: bool | str = True,
         max_sessions: int | None = None,
         extra_config: str = "",
         files: Mapping[str, bytes] | None = None,
@@ -203,7 +203,8 @@ class TestSshd:
     def _login_script(self) -> str:
         """Return the forced command: note what was asked for, be the start-up file, then be the login shell."""
         quoted = {name: _quoted(str(path)) for name, path in {
-            "directory": self._directory, "home": self.home, "shell": self._shell, "sftp": sftp_server()}.items()}  # fmt: skip
+            "directory": self._directory, "home": self.home, "shell": self._shell}.items()}  # fmt: skip
+        sftp = self._sftp if isinstance(self._sftp, str) and self._sftp != "noisy" else _quoted(sftp_server())
         exports = "".join(f"export {name}={_quoted(value)}\n" for name, value in self._env.items())
         noisy_sftp = f"cat {quoted['directory']}/noise; " if self._sftp == "noisy" else ""
         return f"""#!/bin/sh
@@ -212,7 +213,7 @@ unset SHLVL XDG_CACHE_HOME XDG_CONFIG_HOME XDG_STATE_HOME XDG_RUNTIME_DIR SSH_AU
 {exports}cd "$HOME" || exit 98
 command=$SSH_ORIGINAL_COMMAND
 case $command in
-    *sftp-server*) {noisy_sftp}printf 'sftp\\0' >>{quoted['directory']}/commands; exec {quoted['sftp']} ;;
+    *sftp-server*) {noisy_sftp}printf 'sftp\\0' >>{quoted['directory']}/commands; exec {sftp} ;;
 esac
 printf '%s\\0' "$command" >>{quoted['directory']}/commands
 cat {quoted['directory']}/noise
