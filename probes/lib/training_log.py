@@ -172,7 +172,7 @@ class _Splitter:
 _TELLING = (
     b"loss", b"acc", b".py:", b"kl", b"error", b"nccl", b"cuda", b"nan", b"epoch", b"vocab", b"checkpoint", b"saving",
     b"base model", b"frequency", b"perplexity", b"ppl", b"xid", b"traceback", b"root cause", b"local_rank", b"top1",
-    b"tau", b"training ar", b"spec_decode", b"device-side",
+    b"tau", b"training ar", b"spec_decode", b"device-side", b"watchdog", b"grad",
 )  # fmt: skip
 """A line without any of these tells nothing; most lines of most logs are passed over this way."""
 
