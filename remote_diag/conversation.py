@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -73,10 +74,15 @@ class Conversation:
         self._request = build_request(
             host=host, probe=probe, params=params, run_id=run_id, timeout=timeout, keep=keep, force=force
         )
+        self._warming = threading.Thread(target=lambda: probe.result_adapter, name="schema", daemon=True)
         self._findings: list[Finding] = []
         self._result: bytes | None = None
         self._end: End | None = None
         self._output = {"stdout": bytearray(), "stderr": bytearray()}
+
+    def warm(self) -> None:
+        """Build what the result will be checked with, pydantic's import included, while others are waited for."""
+        self._warming.start()
 
     def hold(self, link: AgentLink) -> None:
         """Send the request and read frames until the end of the run.
@@ -134,13 +140,8 @@ class Conversation:
     def _take(self, link: AgentLink, frame: Frame) -> None:
         if frame.kind == "log":
             self._log(frame.payload)
-        elif frame.kind == "progress":
-            progress = parse_progress(frame.payload)
-            self._tell(Progress(progress.done, progress.total, progress.unit, progress.label))
-        elif frame.kind == "finding":
-            if len(self._findings) >= MAX_FINDINGS:
-                raise self._error(ProbeError, f"the probe gave more than {MAX_FINDINGS} findings")
-            self._findings.append(parse_finding(frame.payload))
+        elif frame.kind in {"progress", "finding"}:
+            self._take_from_probe(frame)
         elif frame.kind == "need":
             self._send_probe(link, parse_need(frame.payload))
         elif frame.kind == "started":
@@ -154,6 +155,18 @@ class Conversation:
             self._end = parse_end(frame.payload)
         elif frame.kind != "beat":
             raise self._error(ConnectionLost, f"a frame of kind {frame.kind!r} arrived; is the agent a newer one?")
+
+    def _take_from_probe(self, frame: Frame) -> None:
+        try:
+            if frame.kind == "progress":
+                progress = parse_progress(frame.payload)
+                self._tell(Progress(progress.done, progress.total, progress.unit, progress.label))
+                return
+            if len(self._findings) >= MAX_FINDINGS:
+                raise self._error(ProbeError, f"the probe gave more than {MAX_FINDINGS} findings")
+            self._findings.append(parse_finding(frame.payload))
+        except MessageError as error:
+            raise self._error(ProbeError, f"the probe gave an invalid {frame.kind}: {error}") from error
 
     def _log(self, payload: bytes) -> None:
         stream = "stdout" if payload[:1] == b"o" else "stderr"
@@ -191,6 +204,9 @@ class Conversation:
     def _parsed_result(self, end: End) -> Any:
         from .results import parse
 
+        # Not twice at once: the schema is built on first use.
+        if self._warming.is_alive():
+            self._warming.join()
         if self._result is None:
             raise self._error(ProbeError, "the run ended well, and no result came with it")
         digest = hashlib.sha256(self._result).hexdigest()

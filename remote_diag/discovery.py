@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -141,6 +140,8 @@ def _unknown(name: str, known: dict[str, Found], probe_paths: Sequence[Path]) ->
     shown = safe(name, limit=80)
     if "/" in name:
         return ConfigError(f"there is no probe '{shown}'", hint=f"the path of a probe file ends in .py: {shown}.py")
+    from difflib import get_close_matches
+
     near = get_close_matches(name.replace("_", "-"), known, n=1)
     meant = f"; did you mean {near[0]!r}?" if near else ""
     searched = [str(paths.shipped_probes()), *(str(path) for path in (paths.user_probes(), *probe_paths))]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import secrets
+import os
 import time
 
 from .agent.frames import Decoder, FrameError
@@ -42,7 +42,7 @@ def install(
             raise
         problem = error
     for root in _TEMPORARY_ROOTS:
-        place = SafePath(f"{root}/rdiag.{secrets.token_hex(16)}")
+        place = SafePath(f"{root}/rdiag.{os.urandom(16).hex()}")
         try:
             _install_at(transport, host, bundle, place, replace=False, over_sftp=False)
         except EnvironmentUnfit:
@@ -68,7 +68,7 @@ def remove_temporary(transport: Transport, cache: SafePath) -> None:
 def _install_at(
     transport: Transport, host: Host, bundle: Bundle, cache: SafePath, *, replace: bool, over_sftp: bool = True
 ) -> None:
-    nonce = secrets.token_hex(16)
+    nonce = os.urandom(16).hex()
     mode = "replace" if replace else "keep"
     archive = bundle.installer()
     if over_sftp:

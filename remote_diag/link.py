@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import secrets
+import os
 import time
 from collections.abc import Iterator
 
@@ -38,8 +38,8 @@ class AgentLink:
     def __init__(self, channel: Channel, host: str) -> None:
         self._channel = channel
         self._host = host
-        self._entry_nonce = secrets.token_hex(16)
-        self._run_nonce = secrets.token_hex(16)
+        self._entry_nonce = os.urandom(16).hex()
+        self._run_nonce = os.urandom(16).hex()
         self._decoder = Decoder(self._entry_nonce, self._run_nonce)
         self._encoder = Encoder(self._run_nonce)
         self._pending: list[Frame] = []

@@ -12,7 +12,6 @@ import json
 import sys
 import typing
 from collections.abc import Mapping, Sequence
-from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -107,6 +106,8 @@ def _overview(probe: Probe[Any, Any]) -> str:
 
 def _unknown(probe: Probe[Any, Any], key: str) -> tuple[str, str]:
     known = [field.name for field in probe.params_fields]
+    from difflib import get_close_matches
+
     near = get_close_matches(key.replace("-", "_"), known, n=1)
     meant = f"; did you mean {near[0]!r}?" if near else ""
     return f"{probe.name} has no parameter '{safe(key, limit=_SHOWN)}'{meant}", _overview(probe)

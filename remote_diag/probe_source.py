@@ -12,13 +12,12 @@ import re
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from typing import NoReturn
 
 from .agent.protocol import EFFECTS
 from .errors import ConfigError
-from .strict_yaml import read_file
+from .files import read_file
 
 MAX_BYTES = 1024 * 1024
 """Largest probe file, bytes."""
@@ -184,6 +183,8 @@ class _Checker:
                 self._refuse(item.lineno, "EFFECTS must be a tuple of texts, written out", EFFECTS_EXAMPLE)
             effect = item.value
             if effect not in EFFECTS:
+                from difflib import get_close_matches
+
                 near = get_close_matches(effect, EFFECTS, n=1)
                 meant = f"; did you mean {near[0]!r}?" if near else ""
                 self._refuse(item.lineno, f"{effect!r} is no effect{meant}", EFFECTS_EXAMPLE)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import secrets
+import os
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -33,7 +33,7 @@ EventHandler = Callable[[Event], None]
 
 def new_run_id() -> str:
     """Return a fresh run id: UTC time to the second and 32 random bits, sortable, safe as a file name."""
-    return time.strftime("%Y%m%dT%H%M%SZ", time.gmtime()) + "-" + secrets.token_hex(4)
+    return time.strftime("%Y%m%dT%H%M%SZ", time.gmtime()) + "-" + os.urandom(4).hex()
 
 
 class Session:
@@ -97,6 +97,8 @@ class Session:
     def prepare(self) -> None:
         """Begin, in the background, all that does not depend on a probe: connect, and start an agent."""
         if self._preparing is None and self._ready is None:
+            # Here and not in the thread: two threads that import at once only take turns.
+            self.transport.prestart()
             self._preparing = threading.Thread(target=self._prepare, name=f"prepare {self.host.name}", daemon=True)
             self._preparing.start()
 
@@ -188,6 +190,7 @@ class Session:
         )
         uploaded, connecting = self._upload_seconds, self._connect_seconds
         started = time.monotonic()
+        conversation.warm()
         link, hello = self._take()
         entered = time.monotonic()
         try:

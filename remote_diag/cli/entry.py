@@ -87,6 +87,9 @@ def main() -> NoReturn:
     """Run the command line and end the process with its exit code."""
     # A short-lived process: fewer collections while modules are being imported are worth 5 to 10 ms.
     gc.set_threshold(100_000, 50, 50)
+    # The thread that talks to the host works in many small steps; with the usual 5 ms each of them would wait that
+    # long for a thread that imports.
+    sys.setswitchinterval(0.0005)
     settings = Settings(json="--json" in sys.argv[1:])
     code = _guarded(settings)
     code = _flush(code)

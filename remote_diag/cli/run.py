@@ -92,7 +92,10 @@ def _run_on_one(settings: Settings, host: Host, name: str, build: ParamsBuilder,
             # The network works while this process still imports what only the probe needs.
             session.prepare()
             loaded = _load(settings, name)
-            outcome = _run(session, settings, loaded, build(loaded))
+            params = build(loaded)
+            if not settings.json:
+                from ..views import outcome as _  # noqa: F401 - rich loads while the network is waited for
+            outcome = _run(session, settings, loaded, params)
         finally:
             session.close()
     if settings.json:
