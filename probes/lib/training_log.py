@@ -12,6 +12,7 @@ from typing import Iterator, NamedTuple, Union
 
 from .training_dialects import DIALECTS, Reading, looks_like_metrics, read
 from .training_milestones import fault, happening
+from .training_values import NUMBER
 
 MAX_LINE = 1024 * 1024
 """Bytes of one line that are looked at; the rest of a longer one is skipped and counted."""
@@ -194,7 +195,7 @@ def _clean(data: bytes) -> str:
 
 
 _RANK = re.compile(
-    r"\s{0,4}(?:\[[a-z_]{1,20}(\d{1,7})\]:?|\[\d{1,7},(\d{1,7})\]<std(?:out|err)>:|[Rr]ank[ =:]{1,2}(\d{1,7})\s{0,2}[:|\]])\s?"
+    r"\s{0,4}(?:\[[a-z_]{1,20}(\d{1,7})\]:?|\[\d{1,7},(\d{1,7})\]<std(?:out|err)>:|[Rr]ank[ =:]{1,2}(\d{1,7})\s{0,2}[:|\]])"
 )
 """Prefixes of torchrun (``[default0]:``, ``[rank0]:``), mpirun and hand-written ones."""
 _RANK_INSIDE = re.compile(r"\[[Rr]ank[ =:]{0,2}(\d{1,7})\]")
@@ -215,9 +216,12 @@ def _take_rank(text: str) -> tuple[int | None, str]:
 
 
 _LEVEL = re.compile(
-    r"((?:\[[^\[\]]{1,40}\] ?)?\s{0,40})(?:DEBUG|INFO|WARNING|ERROR|CRITICAL|NOTSET)\s{1,6}(?=\S)", re.ASCII
+    r"(\s{0,4}(?:\[[^\[\]]{1,40}\] ?)?\s{0,40})(?:DEBUG|INFO|WARNING|ERROR|CRITICAL|NOTSET)\s{1,6}(?=\S)", re.ASCII
 )
 _PLACE = re.compile(r"[\w.\-/<>]{1,80}:\d{1,7}\Z")
+
+_WHOLE_PAIR = re.compile(r"[=:]" + NUMBER + r"\Z")
+_NAME = re.compile(r"[A-Za-z_][\w/.\-]{0,80}[=:]")
 
 
 class _Block:
@@ -229,7 +233,7 @@ class _Block:
         self.text = message
         self._column = column
         self._width = width
-        self._filled = len(message) >= width
+        self._last = message
         self.parts = 1
 
     @classmethod
@@ -249,16 +253,25 @@ class _Block:
     def take(self, text: str) -> bool:
         """Take ``text`` as the next part of the message; False when it is not one."""
         part = text[self._column :].rstrip()
-        if text[: self._column].strip() or not part or part[0] == " " or len(part) > self._width:
+        if text[: self._column].strip() or not part or len(part) > self._width or self.parts >= _MAX_WRAPPED:
             return False
-        if self.parts >= _MAX_WRAPPED:
-            return False
-        # A word that is longer than the column is cut at its edge; anything else is wrapped at a space.
-        cut = self._filled and self.text[-1:] not in ",:"
-        self.text += part if cut else f" {part}"
-        self._filled = len(part) >= self._width
+        if part[0] == " ":
+            # The space behind a word that filled the line before; more of them belong to something else.
+            part = part[1:]
+            if part[0] == " " or len(self._last) < self._width:
+                return False
+            self._last = ""
+        self.text += part if self._is_cut(part) else f" {part}"
+        self._last = part
         self.parts += 1
         return True
+
+    def _is_cut(self, part: str) -> bool:
+        """Whether ``part`` goes on in the middle of a word: only a word longer than the column is cut, at its edge."""
+        if not self._last or len(self._last) < self._width or " " in self._last or self._last[-1] in ",:":
+            return False
+        # A word as long as the column is not cut: name=number is complete where another name follows.
+        return not (_WHOLE_PAIR.search(self._last) and _NAME.match(part))
 
 
 class Reader:
@@ -335,7 +348,7 @@ class Reader:
     def _interpret(self, line: _Line, rank: int | None, text: str, events: list[Event]) -> None:
         if not text or text.isspace():
             return
-        where = Where(line.number, line.offset, rank, text[:MAX_TEXT])
+        where = Where(line.number, line.offset, rank, text.strip()[:MAX_TEXT])
         told = happening(text)
         reading = None if told is not None else read(text)
         if reading is not None:
