@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -216,6 +218,20 @@ def test_close_of_the_transport_is_idempotent(place: tuple[str, Host, Path]) -> 
     transport.close()
     with pytest.raises(ConnectionLost):
         read_all(channel)
+
+
+def test_close_from_another_thread_wakes_a_receiver(place: tuple[str, Host, Path]) -> None:
+    transport = for_host(place[1])
+    transport.connect()
+    channel = transport.execute(SafeCommand("cat"))
+    closer = threading.Timer(0.1, transport.close)
+    closer.start()
+    started = time.monotonic()
+    with contextlib.suppress(ConnectionLost):
+        while channel.receive(30.0) is not None:
+            pass
+    assert time.monotonic() - started < 10.0
+    closer.join()
 
 
 # --- Upload ---------------------------------------------------------------------------------------------------------

@@ -173,7 +173,7 @@ class TestSshd:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGCONT)
                 os.kill(pid, signal.SIGTERM if pid == self.pid else signal.SIGKILL)
-        wait_until(lambda: not _alive(self.pid), 5.0)
+        wait_until(lambda: not alive(self.pid), 5.0)
         self.pid = 0
         with contextlib.suppress(FileNotFoundError):
             (self._directory / "pid").unlink()
@@ -302,7 +302,8 @@ def wait_until(condition: Any, seconds: float) -> bool:
     return True
 
 
-def _alive(pid: int) -> bool:
+def alive(pid: int) -> bool:
+    """Return whether a process exists and is no zombie."""
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     return False

@@ -76,7 +76,7 @@ def test_a_swapped_key_is_refused_and_nothing_is_sent(start_sshd: Callable[..., 
         with Proxy(server.port) as proxy:
             server.known_hosts.write_text(f"[127.0.0.1]:{proxy.port} {old[0]} {old[1]}\n")
             error = refused(server.host(port=proxy.port))
-            assert settled(proxy)
+            assert sshd.wait_until(lambda: settled(proxy), 5.0)
             assert proxy.connections == 1
             assert proxy.from_client <= expected < proxy.from_client + SERVICE_REQUEST
         assert "SHA256:" in f"{error.message} {error.hint} {error.details}"

@@ -406,6 +406,18 @@ def test_one_start_at_a_time(start_sshd: Callable[..., sshd.TestSshd]) -> None:
         assert error.retryable
 
 
+def test_no_session_to_be_had(start_sshd: Callable[..., sshd.TestSshd], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("remote_diag.transport.requests._SESSION_FREES", 0.3)
+    with start_sshd(max_sessions=0) as server:
+        transport = SshTransport(server.host())
+        transport.connect()
+        with pytest.raises(UnreachableError, match="refuses another session") as caught:
+            transport.execute(SafeCommand("true"))
+        assert "MaxSessions" in str(caught.value.hint)
+        assert caught.value.phase == "start"
+        transport.close()
+
+
 # --- Facts ----------------------------------------------------------------------------------------------------------
 
 
