@@ -12,19 +12,22 @@ from __future__ import annotations
 
 import os
 import stat
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from . import inventory_cache, paths
 from .errors import ConfigError
 from .files import read_file
-from .host import Host
+from .host import Environment, Host
 
 ENVIRONMENT_VARIABLE = "RDIAG_HOSTS"
 ALL = "all"
 """Stands for every host of the file where hosts and groups are named."""
-BUILT_IN = Host(name="local", transport="local")
+OWN_PYTHON = Environment("python", sys.executable) if sys.executable else Environment()
+"""Environment of this machine unless the file sets another one: what was installed along with rdiag is there."""
+BUILT_IN = Host(name="local", transport="local", environment=OWN_PYTHON)
 """Exists without a file, and beside the hosts of a file that has no ``local``; takes none of its defaults."""
 
 
@@ -177,7 +180,15 @@ def load(explicit: Path | None = None) -> Inventory:
         contents = parse(load_yaml(data, source=source))
         inventory_cache.write(key, contents)
     hosts, groups = contents
+    hosts = {name: _with_own_python(host) for name, host in hosts.items()}
     return Inventory(found.path, found.why, {**_built_in_unless(hosts), **hosts}, groups)
+
+
+def _with_own_python(host: Host) -> Host:
+    # Done here and not when the file is parsed: what is remembered must not depend on who read it.
+    if host.transport == "local" and host.environment.kind == "default":
+        return replace(host, environment=OWN_PYTHON)
+    return host
 
 
 def _built_in_unless(hosts: Mapping[str, Host]) -> dict[str, Host]:

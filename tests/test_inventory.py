@@ -66,7 +66,7 @@ def test_a_valid_file_gives_these_hosts(path: Path) -> None:
             assert {name: list(members) for name, members in loaded.groups.items()} == json.loads(rest)
             continue
         assert word == "host"
-        name, _, fields = rest.partition(" ")
+        name, _, fields = rest.replace("OUR-PYTHON", sys.executable).partition(" ")
         wanted: dict[str, Any] = json.loads(fields)
         found = {**_fields(loaded.host(name)), "groups": loaded.groups_of(name)}
         assert {field: found[field] for field in wanted} == wanted
@@ -133,8 +133,21 @@ def test_home_is_expanded_in_paths_of_this_machine() -> None:
 def test_without_a_file_there_is_local() -> None:
     loaded = inventory.load()
     assert loaded.path is None
-    assert loaded.hosts == {"local": Host(name="local", transport="local")}
+    ours = Environment("python", sys.executable)
+    assert loaded.hosts == {"local": Host(name="local", transport="local", environment=ours)}
     assert loaded.expand(["all"]) == [loaded.host("local")]
+
+
+def test_this_machine_runs_probes_in_our_own_python_unless_told_otherwise(work: Path) -> None:
+    path = write(
+        work / "hosts.yaml",
+        "hosts:\n  here: {transport: local}\n  there: {transport: local, environment: {python: python3}}\n  far: {ssh: far}\n",
+    )
+    for _ in range(2):  # the second time from what was remembered
+        hosts = inventory.load(path).hosts
+        assert hosts["here"].environment == Environment("python", sys.executable)
+        assert hosts["there"].environment == Environment("python", "python3")
+        assert hosts["far"].environment == Environment()
 
 
 def test_the_order_of_search(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
