@@ -50,7 +50,7 @@ def number(value: float | None) -> str:
 
 def render(outcome: Outcome[Any]) -> RenderableType:
     """Return a loss check; 80 columns are enough."""
-    result = outcome.result
+    result = outcome.answer
     if result is None:
         return headline(outcome)
     parts: list[RenderableType] = [headline(outcome, f"{result.verdict}: {result.sentence}")]
