@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 @common
 @pass_settings
 def command(settings: Settings, names: tuple[str, ...]) -> int:
-    r"""Look at a host: connection, login shell, SFTP, Python, packages, disk, clock, limits.
+    """Look at a host: connection, login shell, SFTP, Python, packages, disk, clock, limits.
 
     Each line says what was seen and what to do about it. Works on a host that is broken in half; starts nothing on a
     GPU.

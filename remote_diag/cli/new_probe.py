@@ -25,7 +25,7 @@ from .settings import Settings
 @common
 @pass_settings
 def command(settings: Settings, name: str, directory: Path) -> int:
-    r"""Write a small working probe called NAME, and its test. Nothing is overwritten.
+    """Write a small working probe called NAME, and its test. Nothing is overwritten.
 
     \b
     rdiag new-probe link-speed

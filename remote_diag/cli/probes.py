@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 @common
 @pass_settings
 def command(settings: Settings, name: str | None, *, schema: bool) -> int:
-    r"""List the probes, or describe NAME: parameters, fields of the result, effects.
+    """List the probes, or describe NAME: parameters, fields of the result, effects.
 
     Probes are found in rdiag itself, in ./probes and in every --probe-path; of one name, the last one wins.
 

@@ -48,7 +48,7 @@ def complete_probes(ctx: click.Context, parameter: click.Parameter, incomplete: 
 @running
 @pass_settings
 def command(settings: Settings, probe: str, sets: tuple[str, ...], params_file: Path | None) -> int:
-    r"""Run PROBE, the name of a probe or a probe file, on one host or several.
+    """Run PROBE, the name of a probe or a probe file, on one host or several.
 
     \b
     rdiag run hello --set name=Ada

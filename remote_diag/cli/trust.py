@@ -41,7 +41,7 @@ def _check_fingerprints(ctx: click.Context, parameter: click.Parameter, values: 
 @common
 @pass_settings
 def command(settings: Settings, host: str, fingerprints: frozenset[str], yes: bool, replace: bool) -> int:
-    r"""Show the key of HOST, and record it after a yes.
+    """Show the key of HOST, and record it after a yes.
 
     The key goes into rdiag's own file; ssh's files are read and never written. Compare the fingerprint with what
     the host itself says before you answer:
