@@ -1,0 +1,167 @@
+"""A checkpoint's draft vocabulary as it is stored: d2t, t2d, and what config.json and lm_head say of their sizes."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from . import config as configs
+from .checkpoint import Checkpoint, NpyFiles, open_checkpoint
+from .files import Damaged, Unreadable, quoted
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from numpy.typing import NDArray
+
+    from .files import Meter
+
+PREFIXES = ("model.", "draft_model.", "eagle_module.", "module.", "_orig_mod.")
+"""What trainers and wrappers put before a tensor's own name; several may be stacked."""
+MAX_TOKENS = 1 << 24
+"""No vocabulary is larger: 64 times that of today's large ones."""
+_COUNT_NAMES = ("freq", "counts", "token_freq")
+_NUMBERS = ("int", "uint", "float", "bfloat", "bool")
+
+
+@dataclass(frozen=True)
+class Stored:
+    """One side's mapping, not yet interpreted."""
+
+    kind: str
+    kind_reason: str
+    d2t_name: str | None
+    """Full name of the tensor; None where there is none, and d2t stands for what servers then assume: zeros."""
+    d2t_dtype: str | None
+    d2t: NDArray[Any]
+    """As stored, one number a draft row."""
+    t2d_dtype: str | None
+    t2d: NDArray[Any] | None
+    """As stored, one value a target token; None where there is none."""
+    t2d_problem: str | None
+    """Why t2d is there and cannot be used."""
+    config: configs.Config | None
+    config_problem: str | None
+    lm_head_rows: int | None
+    """Rows of the drafter's output head; None where that is not in a file that was open anyway."""
+
+
+def bare_name(name: str) -> str:
+    """Return a tensor's name without the prefixes of wrappers; ``draft_d2t`` and ``x.d2t`` stay what they are."""
+    shorter = True
+    while shorter:
+        shorter = False
+        for prefix in PREFIXES:
+            if name.startswith(prefix):
+                name, shorter = name[len(prefix) :], True
+    return name
+
+
+def read_stored(path: str, meter: Meter) -> Stored:
+    """Return the mapping at ``path``.
+
+    Raises:
+        Unreadable: no such path, no kind that is read, or no mapping in it.
+        Damaged: the file is broken, or what it calls d2t is no vector of numbers.
+    """
+    with open_checkpoint(path, meter) as checkpoint:
+        named = {wanted: _named(checkpoint, wanted) for wanted in ("d2t", "t2d", "lm_head.weight")}
+        config, config_problem = configs.read(checkpoint.folder, meter)
+        name = named["d2t"][0] if named["d2t"] else None
+        if name is None:
+            head = _head_rows(checkpoint, named["lm_head.weight"])
+            dtype, d2t = None, _implied(checkpoint, config, head)
+        else:
+            dtype, d2t = checkpoint.entry(name).dtype, _vector(checkpoint, named["d2t"])
+            # After d2t: the file that holds it is open now.
+            head = _head_rows(checkpoint, named["lm_head.weight"])
+        t2d_dtype, t2d, t2d_problem = _optional_vector(checkpoint, named["t2d"])
+    return Stored(
+        checkpoint.kind, checkpoint.reason, name, dtype, d2t, t2d_dtype, t2d, t2d_problem, config, config_problem, head
+    )
+
+
+def read_counts(path: str, meter: Meter) -> tuple[NDArray[Any], str]:
+    """Return (token counts, one per target token; the name of the array) from a ``.npy``, ``.npz`` or safetensors file.
+
+    Raises:
+        Unreadable: not such a file, or no vector of counts in it.
+        Damaged: broken, or not counts: negative, infinite.
+    """
+    import numpy as np
+
+    if os.path.isdir(path):
+        raise Unreadable(path, "is a folder", "give the file with the counts")
+    plain = path.lower().endswith(".npy")
+    with NpyFiles(path, "", {"counts": path}, meter) if plain else open_checkpoint(path, meter) as checkpoint:
+        name = _counts_name(checkpoint, path)
+        counts = _vector(checkpoint, [name])
+    if counts.dtype.kind == "f" and not np.isfinite(counts).all():
+        raise Damaged(path, "%s holds infinities or NaN" % quoted(name))
+    if counts.size and counts.min() < 0:
+        raise Damaged(path, "%s holds negative counts" % quoted(name))
+    return counts, name
+
+
+def _counts_name(checkpoint: Checkpoint, path: str) -> str:
+    names = checkpoint.names()
+    for wanted in _COUNT_NAMES:
+        if wanted in names:
+            return wanted
+    for name in names[:1000]:
+        entry = checkpoint.entry(name)
+        whole = entry.dtype.startswith(("int", "uint"))
+        if whole and len(entry.shape) == 1 and bare_name(name) not in ("d2t", "t2d"):
+            return name
+    raise Unreadable(path, "holds no vector of counts", "one whole number per target token, named freq or counts")
+
+
+def _named(checkpoint: Checkpoint, wanted: str) -> list[str]:
+    return sorted((name for name in checkpoint.names() if bare_name(name) == wanted), key=lambda name: (len(name), name))
+
+
+def _vector(checkpoint: Checkpoint, names: list[str]) -> NDArray[Any]:
+    """Return the tensor that all of ``names`` stand for; more than one must hold the same."""
+    import numpy as np
+
+    vectors = []
+    for name in names[:4]:
+        entry = checkpoint.entry(name)
+        if len(entry.shape) != 1 or entry.elements > MAX_TOKENS:
+            raise Damaged(checkpoint.path, "%s has the shape %s, not one of a mapping" % (quoted(name), list(entry.shape)))
+        if not entry.dtype.startswith(_NUMBERS):
+            raise Damaged(checkpoint.path, "%s is stored as %s, which cannot hold it" % (quoted(name), quoted(entry.dtype)))
+        vectors.append(checkpoint.read(name))
+    if any(not np.array_equal(vectors[0], other) for other in vectors[1:]):
+        raise Damaged(checkpoint.path, "%s hold different values" % " and ".join(quoted(name) for name in names[:4]))
+    return vectors[0]
+
+
+def _optional_vector(checkpoint: Checkpoint, names: list[str]) -> tuple[str | None, NDArray[Any] | None, str | None]:
+    """Return (dtype, values, why there are none although the tensor is there)."""
+    if not names:
+        return None, None, None
+    try:
+        return checkpoint.entry(names[0]).dtype, _vector(checkpoint, names), None
+    except (Damaged, Unreadable) as error:
+        return None, None, error.reason
+
+
+def _head_rows(checkpoint: Checkpoint, names: list[str]) -> int | None:
+    entry = checkpoint.peek(names[0]) if names else None
+    return entry.shape[0] if entry is not None and len(entry.shape) == 2 else None
+
+
+def _implied(checkpoint: Checkpoint, config: configs.Config | None, head: int | None) -> NDArray[Any]:
+    """Return the zeros that servers assume where a checkpoint has no d2t; as many as it has draft rows."""
+    import numpy as np
+
+    rows = (config.draft_vocab_size or config.target_vocab_size) if config else None
+    if checkpoint.kind in ("npy", "npz") or rows is None or head not in (None, rows) or rows > MAX_TOKENS:
+        similar = [name for name in checkpoint.names() if "d2t" in name or "t2d" in name]
+        reason = "holds no d2t" + (", only %s" % ", ".join(quoted(name) for name in similar[:4]) if similar else "")
+        beside = os.path.join(checkpoint.folder, "d2t.npy")
+        hint = "d2t.npy lies beside it: give that" if os.path.lexists(beside) else None
+        raise Unreadable(checkpoint.path, reason, hint or "give the drafter's checkpoint, or the mapping it was trained with")
+    return np.zeros(rows, np.int64)
