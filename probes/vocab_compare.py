@@ -381,18 +381,20 @@ def _report_comparison(
         )
         return
     evidence = [
-        "%d of B's %d tokens have a row in A; %d have none" % (comparison.shared_targets, rows, comparison.rows_without_source),
-        "the first %d rows agree" % comparison.common_prefix,
+        "{:,} of B's {:,} tokens have a row in A; {:,} have none".format(
+            comparison.shared_targets, rows, comparison.rows_without_source
+        ),
+        "the first {:,} rows agree".format(comparison.common_prefix),
     ]
     if comparison.max_shift is not None:
         order = "keep their order and move" if comparison.order_preserved else "change their order and move"
-        evidence.append("shared tokens %s by up to %d rows" % (order, comparison.max_shift))
+        evidence.append("shared tokens {} by up to {:,} rows".format(order, comparison.max_shift))
     if shares is not None:
         evidence.append("%.2f %% of the counted tokens keep their row" % (100 * shares.positional))
     context.finding(
         "fail",
         "mappings-differ",
-        "A and B give the same row different tokens: %d of %d rows agree" % (comparison.positional_matches, rows),
+        "A and B give the same row different tokens: {:,} of {:,} rows agree".format(comparison.positional_matches, rows),
         value=comparison.positional_matches,
         unit="rows",
         threshold=rows,
@@ -408,7 +410,9 @@ def _advice(comparison: Comparison) -> str:
         return "%s; the two have no token in common, nothing of A's head can be used under B" % keep
     moved = "move the rows of A's lm_head by token id, together with d2t, t2d and draft_vocab_size"
     if comparison.rows_without_source:
-        cost = "%d rows come from A, %d must be made anew" % (comparison.shared_targets, comparison.rows_without_source)
+        cost = "{:,} rows come from A, {:,} must be made anew".format(
+            comparison.shared_targets, comparison.rows_without_source
+        )
     elif comparison.relation == "permutation":
         cost = "nothing is lost"
     else:

@@ -150,7 +150,7 @@ def understand_d2t(
     if claimed is not None:
         if faults[claimed] is None:
             return Mapping(claimed, candidates[claimed], "as asked for")
-        return Mapping("corrupt", None, "as %s, which was asked for: %s" % (_WORDS[claimed], faults[claimed]))
+        return Mapping("corrupt", None, "as %s, which was asked for, %s" % (_WORDS[claimed], faults[claimed]))
     if not values.any():
         return _all_zero(rows, vocab, t2d)
     mapping = _decide(candidates, faults, t2d)
@@ -272,12 +272,12 @@ def _fault(ids: Ids, vocab: int | None) -> str | None:
 
     negative = int((ids < 0).sum())
     if negative:
-        return "%d of the ids are negative" % negative
+        return "%d rows would have negative ids" % negative
     beyond = 0 if vocab is None else int((ids >= vocab).sum())
     if beyond:
-        return "%d of the ids reach beyond the vocabulary of %d (largest %d)" % (beyond, vocab or 0, int(ids.max()))
+        return "%d rows would lie beyond the vocabulary of %d (largest id %d)" % (beyond, vocab or 0, int(ids.max()))
     repeated = 0 if is_ascending(ids) else len(ids) - len(np.unique(ids))
-    return "%d of the ids repeat others" % repeated if repeated else None
+    return "%d rows would repeat a token" % repeated if repeated else None
 
 
 def _all_zero(rows: Ids, vocab: int | None, t2d: Membership | None) -> Mapping:
@@ -302,12 +302,12 @@ def _all_zero(rows: Ids, vocab: int | None, t2d: Membership | None) -> Mapping:
 def _decide(candidates: dict[str, Ids], faults: dict[str, str | None], t2d: Membership | None) -> Mapping:
     possible = [name for name, fault in faults.items() if fault is None]
     if not possible:
-        told = "; ".join("as %s: %s" % (_WORDS[name], fault) for name, fault in faults.items())
+        told = "; ".join("as %s, %s" % (_WORDS[name], fault) for name, fault in faults.items())
         return Mapping("corrupt", None, told)
     if len(possible) == 1:
         name = possible[0]
         other = "absolute" if name == "offset" else "offset"
-        return Mapping(name, candidates[name], "read as %s instead, %s" % (_WORDS[other], faults[other]))
+        return Mapping(name, candidates[name], "as %s, %s" % (_WORDS[other], faults[other]))
     both = "offsets and token ids are both possible"
     if t2d is None:
         return Mapping("ambiguous", None, both + ", and there is no t2d to decide")
