@@ -48,7 +48,7 @@ def command(settings: Settings, name: str | None, *, example: bool) -> int:
     rdiag hosts
     rdiag hosts gpu8
     rdiag hosts --example > my-hosts.yaml
-    """ - click's mark for lines that are not to be wrapped
+    """
     if example:
         # Before anything is read: the shell has already created the file that this is written to.
         sys.stdout.write(paths.shipped_inventory().read_text(encoding="utf-8"))

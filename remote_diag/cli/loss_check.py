@@ -65,7 +65,7 @@ def command(settings: Settings, /, log: str | None, **options: Any) -> int:
     \b
     rdiag loss-check /data/run/train.log --host gpu8 --draft-vocab-size 32000 --ceiling 0.05
     rdiag loss-check --loss 19.2,18.7 --accuracy 0.03,0.05 --draft-vocab-size 32000
-    """ - click wants the backspace character itself
+    """
     from ..views.loss_check import render
 
     if log is None and not options["loss"] and not options["accuracy"]:
