@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import threading
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import __version__
@@ -269,7 +271,7 @@ def build_request(
         "params": to_json(params),
         "effects": list(probe.effects),
         "env": dict(host.env),
-        "workdir": host.workdir,
+        "workdir": _working_directory(host),
         "deadline_s": timeout,
         "lease_s": host.lease,
         "keep": keep,
@@ -278,6 +280,14 @@ def build_request(
         "result_bytes": RESULT_BYTES,
         "environment": {"kind": host.environment.kind, "value": host.environment.value},
     }
+
+
+def _working_directory(host: Host) -> str | None:
+    """Return where the probe runs; on this machine that is here, as for every other command a person types."""
+    if host.workdir is None and host.transport == "local":
+        with contextlib.suppress(FileNotFoundError):
+            return str(Path.cwd())
+    return host.workdir
 
 
 def request_bytes(request: Mapping[str, Any]) -> bytes:

@@ -308,6 +308,13 @@ def test_parameters_come_from_a_file_and_set_wins(inventory: Path, tmp_path: Pat
     assert rdiag(*arguments, "--set", "name=set", home=tmp_path).json["result"]["greeting"] == "Hello, set!"
 
 
+def test_on_this_machine_relative_paths_start_here(tmp_path: Path) -> None:
+    (tmp_path / "here").mkdir()
+    probe = write_probe(tmp_path / "mine", "where", "import os\nreturn Result(value=os.getcwd())")
+    ran = rdiag("run", str(probe), "--json", home=tmp_path, cwd=tmp_path / "here")
+    assert ran.json["result"]["value"] == str(tmp_path / "here")
+
+
 def test_a_users_own_probe_is_found_in_the_working_directory(inventory: Path, tmp_path: Path) -> None:
     write_probe(tmp_path / "probes", "mine", 'return Result(value="own")')
     ran = rdiag("run", "mine", "-H", "zsh", "-i", str(inventory), "--json", home=tmp_path)

@@ -37,17 +37,17 @@ def headline(outcome: Outcome[Any], sentence: str | None = None) -> Text:
 
 def findings(items: Sequence[Finding]) -> RenderableType | None:
     """Return the findings as lines: level, subject, message; below each its numbers, evidence and next step."""
-    lines: list[Text] = []
+    table = Table.grid(padding=(0, 1, 0, 0))
+    table.add_column("level", no_wrap=True, min_width=8)
+    table.add_column("text", overflow="fold")
     for item in items:
-        text = Text()
-        text.append(f"{item.level:<9}", STYLES.get(item.level, ""))
         subject = f"{safe(item.subject)}: " if item.subject else ""
-        text.append(f"{subject}{safe(item.message)}")
-        lines.append(text)
-        lines += [Text(f"{'':9}{line}", "dim") for line in support(item)]
+        table.add_row(Text(item.level, STYLES.get(item.level, "")), Text(f"{subject}{safe(item.message)}"))
+        for line in support(item):
+            table.add_row("", Text(line, "dim"))
         if item.action:
-            lines.append(Text(f"{'':9}next: {safe(item.action)}"))
-    return Group(*lines) if lines else None
+            table.add_row("", Text(f"next: {safe(item.action)}"))
+    return table if items else None
 
 
 def support(item: Finding) -> Iterator[str]:

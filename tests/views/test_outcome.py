@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass
+
+from rich.console import Console
+
+from remote_diag.findings import Finding
+from remote_diag.outcome import Outcome, Timing
+from remote_diag.views.outcome import footer, render
+
+
+@dataclass(frozen=True)
+class Inner:
+    share: float
+    label: str
+
+
+@dataclass(frozen=True)
+class Result:
+    count: int
+    missing: str | None
+    items: tuple[int, ...]
+    inner: tuple[Inner, ...]
+    table: dict[str, int]
+
+
+FINDING = Finding(
+    level="fail",
+    code="too-few",
+    message="half of it is gone " * 6,
+    subject="disk \x1b[2J",
+    value=3,
+    unit="rows",
+    threshold=7,
+    threshold_source="the manual",
+    evidence=("line one",),
+    action="put it back",
+)
+
+
+def outcome(*findings: Finding, **more: object) -> Outcome[Result]:
+    result = Result(3, None, (1, 2), (Inner(0.5, "a\u202eb"),), {"k": 1})
+    return Outcome(
+        "gpu8", "mine", "run", "fail", result, findings, Timing(0.1, 0.0, 0.2, 0.3), **more  # type: ignore[arg-type]
+    )
+
+
+def shown(value: object, width: int = 80) -> str:
+    stream = io.StringIO()
+    Console(file=stream, width=width, markup=False, color_system=None).print(value)
+    return stream.getvalue()
+
+
+def test_verdict_then_findings_then_fields() -> None:
+    text = shown(render(outcome(FINDING)))
+    first, *rest = text.splitlines()
+    assert first.startswith("gpu8: mine: fail")
+    assert "fail     disk \\x1b[2J: half of it is gone" in text
+    assert "measured 3 rows; threshold 7 rows (the manual)" in text
+    assert "next: put it back" in text
+    for field in ("count", "missing", "items", "inner[0].share", "inner[0].label", "table.k"):
+        assert any(line.startswith(field) for line in rest), field
+    assert "\x1b" not in text
+    assert "\u202e" not in text
+
+
+def test_what_is_wrapped_stays_under_its_finding() -> None:
+    lines = shown(render(outcome(FINDING)), width=60).splitlines()
+    start = next(index for index, line in enumerate(lines) if line.startswith("fail"))
+    end = next(index for index, line in enumerate(lines) if "next:" in line)
+    assert all(line.startswith(" " * 9) for line in lines[start + 1 : end + 1])
+
+
+def test_what_could_not_be_measured_is_called_unknown() -> None:
+    assert "missing         unknown" in shown(render(outcome()))
+
+
+def test_the_command_to_copy_is_never_wrapped() -> None:
+    lines = footer(outcome(kept="/cache/runs/1", rerun="python /probe_main.py /cache/runs/1", notes=("a \x07 note",)))
+    assert lines == [
+        "note: a \\x07 note",
+        "kept on gpu8: /cache/runs/1",
+        "run it again there: python /probe_main.py /cache/runs/1",
+    ]
