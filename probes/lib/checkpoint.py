@@ -72,6 +72,13 @@ class Checkpoint:
 
     def __exit__(self, *_: object) -> None:
         """Close its files."""
+        self.close()
+
+    def load(self) -> None:
+        """Read what :meth:`names` needs; raise Damaged or Unreadable."""
+
+    def close(self) -> None:
+        """Close all files."""
         for file in self._open:
             file.close()
 
@@ -125,9 +132,13 @@ class Safetensors(Checkpoint):
         super().__init__(path, kind, reason)
         self._meter = meter
         self._headers: dict[str, tuple[File, dict[str, safetensors.Tensor]]] = {}
-        if single is not None:
-            places = dict.fromkeys(self._shard(single)[1], single)
+        self._single = single
         self._places = places or {}
+
+    def load(self) -> None:
+        """Read the header of the only file; shards wait until they are needed."""
+        if self._single is not None:
+            self._places = dict.fromkeys(self._shard(self._single)[1], self._single)
 
     def names(self) -> list[str]:
         """Return the names of all tensors."""
@@ -176,8 +187,15 @@ class NpyFiles(Checkpoint):
 
     def __init__(self, path: str, reason: str, places: dict[str, str], meter: Meter) -> None:
         super().__init__(path, "npy", reason)
-        self._files = {name: self._file(place, meter) for name, place in places.items()}
+        self._places = places
+        self._meter = meter
+        self._files: dict[str, File] = {}
         self._headers: dict[str, npy.Header] = {}
+
+    def load(self) -> None:
+        """Open all files."""
+        for name, place in self._places.items():
+            self._files[name] = self._file(place, self._meter)
 
     def names(self) -> list[str]:
         """Return the names of all tensors."""
@@ -215,13 +233,19 @@ class Npz(Checkpoint):
     """
 
     def __init__(self, path: str, reason: str, file: str, meter: Meter) -> None:
+        super().__init__(path, "npz", reason)
+        self._path = file
+        self._meter = meter
+        self._archive: Archive
+        self._members: dict[str, str] = {}
+        self._headers: dict[str, npy.Header] = {}
+
+    def load(self) -> None:
+        """Read the list of members."""
         from .archive import Archive
 
-        super().__init__(path, "npz", reason)
-        self._archive: Archive = Archive(self._file(file, meter))
-        self._path = file
+        self._archive = Archive(self._file(self._path, self._meter))
         self._members = {name[:-4]: name for name in self._archive.names() if name.endswith(".npy")}
-        self._headers: dict[str, npy.Header] = {}
 
     def names(self) -> list[str]:
         """Return the names of all tensors."""
@@ -258,12 +282,27 @@ def open_checkpoint(path: str, meter: Meter) -> Checkpoint:
 
     found = locate(path, meter)
     if found.kind == "safetensors":
-        return Safetensors(path, found.kind, found.reason, meter, single=found.files[""])
+        return _loaded(Safetensors(path, found.kind, found.reason, meter, single=found.files[""]))
     if found.kind == "safetensors-sharded":
-        return Safetensors(path, found.kind, found.reason, meter, places=_read_index(found.files[""], meter))
+        places = _read_index(found.files[""], meter)
+        return _loaded(Safetensors(path, found.kind, found.reason, meter, places=places))
     if found.kind == "npz":
-        return Npz(path, found.reason, found.files[""], meter)
-    return NpyFiles(path, found.reason, found.files, meter)
+        return _loaded(Npz(path, found.reason, found.files[""], meter))
+    return _loaded(NpyFiles(path, found.reason, found.files, meter))
+
+
+def open_array(path: str, name: str, meter: Meter) -> Checkpoint:
+    """Return the array in a ``.npy`` file, whatever the file is called, as a checkpoint of one tensor ``name``."""
+    return _loaded(NpyFiles(path, "a file named .npy", {name: path}, meter))
+
+
+def _loaded(checkpoint: Checkpoint) -> Checkpoint:
+    try:
+        checkpoint.load()
+    except BaseException:
+        checkpoint.close()
+        raise
+    return checkpoint
 
 
 def _read_index(path: str, meter: Meter) -> dict[str, str]:

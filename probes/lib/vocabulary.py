@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 
 from . import config as configs
-from .checkpoint import Checkpoint, NpyFiles, open_checkpoint
+from .checkpoint import Checkpoint, open_array, open_checkpoint
 from .files import Damaged, Unreadable, quoted
 
 TYPE_CHECKING = False
@@ -94,7 +94,7 @@ def read_counts(path: str, meter: Meter) -> tuple[NDArray[Any], str]:
     if os.path.isdir(path):
         raise Unreadable(path, "is a folder", "give the file with the counts")
     plain = path.lower().endswith(".npy")
-    with NpyFiles(path, "", {"counts": path}, meter) if plain else open_checkpoint(path, meter) as checkpoint:
+    with open_array(path, "counts", meter) if plain else open_checkpoint(path, meter) as checkpoint:
         name = _counts_name(checkpoint, path)
         counts = _vector(checkpoint, [name])
     if counts.dtype.kind == "f" and not np.isfinite(counts).all():
