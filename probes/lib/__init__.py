@@ -1,0 +1,1 @@
+"""What several probes share; travels to the host with the agent. Imported inside of ``run``, never at module level."""
