@@ -7,7 +7,6 @@ import os
 import sys
 from time import monotonic
 
-from .contract import Finding
 from .protocol import ENVIRONMENT, MAX_FINDINGS, SKIPPED
 
 TYPE_CHECKING = False
@@ -42,18 +41,24 @@ class Context:
 
     Args:
         run_id: name of the run.
-        run_dir: private folder for temporary files, deleted after the run.
+        scratch: path of a private folder for temporary files, made when it is first asked for.
         until: when the run will be ended, on ``time.monotonic``.
         send: takes the kind and the payload of a message.
     """
 
-    def __init__(self, run_id: str, run_dir: str, until: float, send: Callable[[str, bytes], None]) -> None:
+    def __init__(self, run_id: str, scratch: str, until: float, send: Callable[[str, bytes], None]) -> None:
         self.run_id = run_id
-        self.run_dir = run_dir
+        self._scratch = scratch
         self._until = until
         self._send = send
         self._findings = 0
         self._last_progress = float("-inf")
+
+    @property
+    def run_dir(self) -> str:
+        """Private folder for temporary files, deleted after the run."""
+        os.makedirs(self._scratch, mode=0o700, exist_ok=True)
+        return self._scratch
 
     def progress(self, done: float, total: float | None = None, *, unit: str = "", label: str = "") -> None:
         """Report that ``done`` of ``total`` units are done; cheap enough to be called in a loop.
@@ -93,6 +98,8 @@ class Context:
         """
         if self._findings >= MAX_FINDINGS:
             raise ValueError("finding: more than %d; report the worst and count the rest" % MAX_FINDINGS)
+        from .contract import Finding
+
         payload = Finding(
             level, code, message, subject, value, unit, threshold, threshold_source, evidence, action
         ).to_json()

@@ -246,16 +246,22 @@ class Ending:
         self._kill_from = now + grace
         self._limit = limit
         self._asked: set[tuple[int, int]] = set()
+        self._looks = 0
         self.ended: dict[int, str] = {}
         """Names of the processes that had to be signalled, by pid."""
         self.survivors: list[Process] = []
 
-    def hurry(self, now: float) -> None:
-        """Skip what is left of the grace."""
-        self._kill_from = min(self._kill_from, now)
+    def pause(self) -> float:
+        """Return the seconds until the next step: few at first, more when it takes long on a large host."""
+        return 0.02 if self._looks < 20 else 0.1
+
+    def hurry(self, until: float) -> None:
+        """Let the grace end at ``until``, unless it ends sooner."""
+        self._kill_from = min(self._kill_from, until)
 
     def step(self, now: float) -> bool:
         """Signal whoever is left; return True when nobody is, or nothing more can be done."""
+        self._looks += 1
         if self._tree.empty():
             return True
         killing = now >= self._kill_from

@@ -152,12 +152,15 @@ class Run:
             self._messages.read()
             self.tree.adopts_all = not self._probe_code_runs
 
-    def stop(self, verdict: Verdict, now: float, grace: float = GRACE) -> None:
+    def stop(self, verdict: Verdict, now: float, grace: float | None = None) -> None:
         """End the run for a reason that is not its own; an answer that is already here stays the answer."""
+        grace = GRACE if grace is None else grace
         if self._stopped is None and self._answered_at is None and self.pid not in self._children.ended:
             self._stopped = verdict
         if self._ending is None:
             self._ending = Ending(self.tree, now, grace)
+        else:
+            self._ending.hurry(now + grace)
 
     def kill(self) -> None:
         """Kill everything without ceremony: the agent itself is about to end for a bug of its own."""
@@ -169,6 +172,10 @@ class Run:
         """Kill whoever is still being asked to go."""
         if self._ending is not None:
             self._ending.hurry(now)
+
+    def pause(self) -> float:
+        """Return the seconds to wait between two looks at processes that are being ended."""
+        return 0.0 if self._ending is None else self._ending.pause()
 
     @property
     def ending(self) -> bool:

@@ -76,12 +76,12 @@ def enter_by_hand(request: dict[str, Any], directory: str) -> None:
     """Become what the agent would have started: same environment variables, same working directory."""
     from .layout import MARKER
     from .request import Request
-    from .spawn import child_environment, encoded
+    from .spawn import child_environment, encoded, inherited_environment
 
     if os.environ.get(MARKER) == request["run_id"]:
         return
     checked = Request(json.dumps(request).encode("ascii"))
-    env = child_environment(checked, dict(os.environ), sys.executable)
+    env = child_environment(checked, inherited_environment(), sys.executable)
     if checked.workdir is not None:
         os.chdir(encoded(checked.workdir))
     program = os.path.join(os.path.dirname(os.path.abspath(__file__)), "probe_main.py")

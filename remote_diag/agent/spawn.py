@@ -18,6 +18,19 @@ _FIRST_TO_BE_KILLED = 1000
 """Value of oom_score_adj at which the kernel takes this process before any other."""
 
 
+def as_utf8(text: str) -> str:
+    """Return a path or value that the system gave us as the text that :func:`encoded` turns into the same bytes.
+
+    Only in a locale that is not UTF-8 is that another text.
+    """
+    return os.fsencode(text).decode("utf-8", "surrogateescape")
+
+
+def inherited_environment() -> dict[str, str]:
+    """Return the environment variables of the agent, which are those of the login."""
+    return {as_utf8(name): as_utf8(value) for name, value in os.environ.items()}
+
+
 def child_environment(request: Request, inherited: dict[str, str], executable: str) -> dict[str, str]:
     """Return the environment variables of the probe: the login's, the interpreter's, the host's, and ours.
 
@@ -25,10 +38,10 @@ def child_environment(request: Request, inherited: dict[str, str], executable: s
     activation would: its ``bin`` first on PATH, VIRTUAL_ENV or CONDA_PREFIX set. ``request.env`` outranks it.
     """
     env = dict(inherited)
-    binaries = os.path.dirname(executable)
-    prefix = os.path.dirname(binaries)
-    is_venv = os.path.isfile(os.path.join(prefix, "pyvenv.cfg"))
-    is_conda = not is_venv and os.path.isdir(os.path.join(prefix, "conda-meta"))
+    place = os.path.dirname(os.path.dirname(executable))
+    is_venv = os.path.isfile(os.path.join(place, "pyvenv.cfg"))
+    is_conda = not is_venv and os.path.isdir(os.path.join(place, "conda-meta"))
+    binaries, prefix = as_utf8(os.path.dirname(executable)), as_utf8(place)
     if is_venv or is_conda:
         path = env.get("PATH") or os.defpath
         if path.split(os.pathsep)[0] != binaries:
@@ -105,7 +118,7 @@ def _become(
         if directory is not None:
             step = "enter the working directory %s" % directory
             os.chdir(encoded(directory))
-        step = "start %s" % os.fsdecode(arguments[0])
+        step = "start %s" % arguments[0].decode("utf-8", "surrogateescape")
         os.umask(umask)
         os.execve(arguments[0], arguments, variables)  # noqa: S606 - no shell is meant
     except BaseException as error:  # noqa: BLE001 - this is a forked copy: nothing may return from here

@@ -147,7 +147,6 @@ class RunDirectory:
             os.mkdir(self.path, 0o700)
             status = os.lstat(self.path)
             self._identity = (status.st_dev, status.st_ino)
-            os.mkdir(self.paths.scratch, 0o700)
             create(self.paths.probe, probe)
             create(self.paths.request, request.payload)
         except FileExistsError:
@@ -155,26 +154,31 @@ class RunDirectory:
         except OSError as error:
             raise _explained("write to %s" % self.path, error) from None
 
-    def remove(self) -> None:
-        """Delete the directory, unless something else stands in its place now; never follows a link."""
+    def empty(self) -> bool:
+        """Delete what the directory holds; False when something else stands in its place. Follows no link."""
         if self._identity is None:
-            return
+            return False
         try:
             descriptor = os.open(self.path, _DIRECTORY)
         except OSError:
-            return
+            return False
         try:
             status = os.fstat(descriptor)
             if (status.st_dev, status.st_ino) != self._identity:
-                return
+                return False
             _empty(descriptor)
         finally:
             os.close(descriptor)
-        try:
-            os.rmdir(self.path)
-        except OSError:
-            return
-        self._identity = None
+        return True
+
+    def remove(self) -> None:
+        """Delete the directory with all that it holds, unless something else stands in its place."""
+        if self.empty():
+            try:
+                os.rmdir(self.path)
+            except OSError:
+                return
+            self._identity = None
 
     @property
     def exists(self) -> bool:

@@ -37,8 +37,10 @@ _FIRST_WORD = 60.0
 """Seconds that a client has to send its request once it began."""
 _LAST_WORD = 10.0
 """Seconds that a client has to take what is left once the run is over; one second when it seems gone."""
-_SOON = 0.02
-"""Seconds between two looks at processes that are being ended."""
+_BRIEF_GRACE = 0.4
+"""Seconds that the processes of a run get to end by themselves when the client is gone."""
+_LONGEST_WAIT = 3600.0
+"""Seconds; a month in milliseconds is more than poll() takes."""
 _CHUNK = 1 << 16
 _REINSTALL = "remove %s on the host and run again: rdiag installs itself anew"
 
@@ -71,7 +73,7 @@ class Supervisor:
         self._guard: Guard | None = None
         self._run: Run | None = None
         self._verdict: Verdict | None = None
-        self._asked_to_stop = False
+        self._asked_to_stop = self._known_gone = False
         self._drain_until: float | None = None
         self._flush_until: float | None = None
 
@@ -99,8 +101,7 @@ class Supervisor:
         if data:
             self._hear(data)
         else:
-            self._client_talks = False
-            self.stop(Verdict(CANCELLED, "the client went away"))
+            self._lose_client()
 
     def _hear(self, data: bytes) -> None:
         self._heard = monotonic()
@@ -179,13 +180,13 @@ class Supervisor:
             self.stop(refusal)
 
     def _start(self) -> None:
-        from .spawn import spawn
+        from .spawn import as_utf8, spawn
 
         assert self._request is not None and self._directory is not None  # noqa: S101, PT018 - see above
         nonce = os.urandom(16).hex()
         until = self._begun + self._request.deadline_s
         program = os.path.join(self._bundle, "agent", "probe_main.py")
-        argv = [sys.executable, program, self._directory.path, nonce, repr(until)]
+        argv = [*(as_utf8(path) for path in (sys.executable, program, self._directory.path)), nonce, repr(until)]
         try:
             spawned = spawn(argv, self._environment(), self._request.workdir, self._umask)
         except OSError as error:
@@ -207,10 +208,10 @@ class Supervisor:
             self._guard.protects(self._run.tree)
 
     def _environment(self) -> dict[str, str]:
-        from .spawn import child_environment
+        from .spawn import child_environment, inherited_environment
 
         assert self._request is not None  # noqa: S101 - see above
-        return child_environment(self._request, dict(os.environ), sys.executable)
+        return child_environment(self._request, inherited_environment(), sys.executable)
 
     def _prepare_for_children(self) -> Children:
         if self._children is None:
@@ -244,13 +245,14 @@ class Supervisor:
             for source in self._run.sources:
                 if source.open:
                     watch(source.descriptor, select.POLLIN, source.read)
-        wait = max(0.0, self._next_time() - monotonic())
+        wait = min(max(0.0, self._next_time() - monotonic()), _LONGEST_WAIT)
         for descriptor, events in poller.poll(wait * 1000 + 0.5):
             if descriptor == 1 and events & (select.POLLERR | select.POLLHUP | select.POLLNVAL):
-                self._lose_client()
+                self._outbox.abandon()
             handlers[descriptor]()
         self._outbox.flush()
-        if self._outbox.gone:
+        if self._outbox.gone and not self._known_gone:
+            self._known_gone = True
             self._lose_client()
 
     def _next_time(self) -> float:
@@ -260,7 +262,7 @@ class Supervisor:
         if self._drain_until is not None:
             return self._drain_until
         if self._run is not None and self._run.ending:
-            return monotonic() + _SOON
+            return monotonic() + self._run.pause()
         times = [self._heard + self._lease()]
         if self._request is not None:
             times.append(self._begun + self._request.deadline_s)
@@ -319,17 +321,21 @@ class Supervisor:
                 self._stop_or_hurry(Verdict(CANCELLED, "the agent on the host was sent %s" % name_of(number)))
 
     def _lose_client(self) -> None:
-        if self._client_talks or not self._outbox.gone:
-            self._outbox.abandon()
-            self._client_talks = False
-            self.stop(Verdict(CANCELLED, "the client went away"))
+        """End the run, and soon: whoever closed our pipes may kill us next, and then nobody would end it."""
+        self._client_talks = False
+        self.stop(Verdict(CANCELLED, "the client went away"), _BRIEF_GRACE)
 
     # -- the end
 
-    def stop(self, verdict: Verdict) -> None:
-        """End the run, whatever phase it is in; of several reasons the first stays."""
+    def stop(self, verdict: Verdict, grace: float | None = None) -> None:
+        """End the run, whatever phase it is in; of several reasons the first stays.
+
+        Args:
+            verdict: the reason.
+            grace: seconds between asking its processes to end and killing them; None for the usual time.
+        """
         if self._run is not None:
-            self._run.stop(verdict, monotonic())
+            self._run.stop(verdict, monotonic(), grace)
         elif self._verdict is None:
             self._verdict = verdict
 
@@ -351,7 +357,8 @@ class Supervisor:
                 if result is not None:
                     verdict = _kept(directory, result, verdict)
             else:
-                directory.remove()
+                # The folder itself goes after the client was told: on a journaling disk that takes milliseconds.
+                directory.empty()
         if result is not None:
             self._outbox.put("result", result)
         end = {
@@ -386,8 +393,8 @@ class Supervisor:
         if self._flush_until is None and self._run is not None:
             # Only a bug of ours leads here; the run must not outlive us all the same.
             self._run.kill()
-            if self._directory is not None and self._request is not None and not self._request.keep:
-                self._directory.remove()
+        if self._directory is not None and self._request is not None and not self._request.keep:
+            self._directory.remove()
 
 
 def _kept(directory: RunDirectory, result: bytes, verdict: Verdict) -> Verdict:

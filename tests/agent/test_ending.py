@@ -103,11 +103,13 @@ def test_a_client_that_goes_away_takes_the_run_with_it(
         Path(f"{pid_file}.go").touch()
         assert driver.process.stdin is not None
         assert driver.process.stdout is not None
+        begun = time.monotonic()
         if closed in ("stdin", "both"):
             driver.process.stdin.close()
         if closed in ("stdout", "both"):
             driver.process.stdout.close()
         assert wait_until(lambda: not any(map(alive, pids)), WITHIN)
+        assert time.monotonic() - begun < processes.GRACE
         assert driver.process.wait(WITHIN) == 0
         assert driver.stderr() == b""
     assert driver.run_dir.exists() == keep
@@ -451,3 +453,19 @@ def test_a_result_that_is_here_outranks_a_later_stop(run_body: RunBody) -> None:
     )
     assert answer.outcome == "ok"
     assert answer.result == {"value": 1}
+
+
+def test_waiting_costs_no_processor_time_and_no_limit_is_too_long(bundle: Path, pid_file: Path) -> None:
+    month = 31 * 24 * 3600.0
+    with AgentDriver(bundle) as driver:
+        start(driver, pid_file, ESCAPE + "note(); time.sleep(1000)", 1, deadline_s=month, lease_s=month)
+
+        def ticks() -> int:
+            fields = Path(f"/proc/{driver.process.pid}/stat").read_bytes().rsplit(b")", 1)[1].split()
+            return int(fields[11]) + int(fields[12])
+
+        before = ticks()
+        time.sleep(1.0)
+        assert ticks() - before < 0.2 * os.sysconf("SC_CLK_TCK")
+        driver.send("cancel")
+        assert driver.finish().outcome == "cancelled"

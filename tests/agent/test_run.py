@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import stat
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -588,3 +589,25 @@ def test_signal_names_are_those_of_the_system(run_body: RunBody) -> None:
     assert answer.end["exit_status"] is None
     assert "SIGABRT" in answer.end["message"]
     assert b"Fatal Python error: Aborted" in answer.log(b"e")
+
+
+def test_a_locale_that_is_not_utf8_changes_no_byte(bundle: Path) -> None:
+    """What the login's environment holds, and what the client sends, reach the probe as the bytes they were."""
+    code = f"""
+import json, sys
+sys.path.insert(0, {str(bundle)!r})
+from agent.request import Request
+from agent.spawn import as_utf8, child_environment, encoded, inherited_environment
+request = Request(sys.stdin.buffer.read())
+env = child_environment(request, inherited_environment(), sys.executable)
+print(sys.getfilesystemencoding(), env["PYTHONUTF8"])
+print(encoded(env["LOGIN"]), encoded(env["SENT"]), encoded(as_utf8(sys.argv[1])))
+"""
+    request = json.dumps(AgentDriver(bundle).request(b"", env={"SENT": "é"})).encode()
+    env = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "LOGIN": "ü"}
+    done = subprocess.run(
+        [sys.executable, "-X", "utf8=0", "-c", code, "ö"], input=request, env=env, capture_output=True, timeout=30
+    )
+    encoding, values = done.stdout.decode().splitlines()
+    assert encoding == "ascii 1", done.stderr
+    assert values == f"{'ü'.encode()!r} {'é'.encode()!r} {'ö'.encode()!r}"

@@ -187,9 +187,9 @@ def test_a_kept_run_can_be_repeated_by_hand(bundle: Path, tmp_path: Path) -> Non
     run_dir = Path(answer.end["run_dir"])
     assert run_dir == driver.run_dir
     assert stat.S_IMODE(run_dir.stat().st_mode) == 0o700
-    names = ["probe.py", "request.json", "result.json", "scratch", "stderr", "stdout"]
+    names = ["probe.py", "request.json", "result.json", "stderr", "stdout"]
     assert sorted(os.listdir(run_dir)) == names
-    assert {stat.S_IMODE((run_dir / name).stat().st_mode) for name in names if name != "scratch"} == {0o600}
+    assert {stat.S_IMODE((run_dir / name).stat().st_mode) for name in names} == {0o600}
     assert (run_dir / "stdout").read_bytes() == b"printed\n"
     first = json.loads((run_dir / "result.json").read_text())
     assert first == answer.result == {"value": [[1], "é", str(tmp_path), ""]}
