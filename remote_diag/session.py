@@ -122,6 +122,10 @@ class Session:
         self._ready = self._take()
         return self._ready[1]
 
+    def agent(self) -> AgentLink:
+        """Return an agent that waits for a request, for whatever is not the run of a probe; the caller closes it."""
+        return self._take()[0]
+
     @overload
     def run(
         self,

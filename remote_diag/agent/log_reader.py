@@ -79,7 +79,7 @@ class LogReader:
         """Send everything, then ``result`` and ``end``."""
         self._watch.add(self._view.directory)
         self._state = self._view.state()
-        self._put("job", {"job": self._view.job, "log": self._view.path("stdout.log"), "state": self._state})
+        self._put("job", {"job": self._view.job, "log": self._view.path("stdout.log"), **self._state})
         self._offer("stdout", self._view.path("stdout.log"))
         self._offer("stderr", self._view.path("stderr.log"))
         self._find_ranks(monotonic())
@@ -275,7 +275,7 @@ class LogReader:
     def _finish(self) -> None:
         assert self._over is not None  # noqa: S101 - the loop ends by it
         outcome, message = self._over
-        result = wirejson.encode({"job": self._view.job, "state": self._state})
+        result = wirejson.encode({"job": self._view.job, **self._state})
         if outcome == "ok":
             for log in self._logs.values():
                 if log.taken and log.size() is None:
