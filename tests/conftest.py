@@ -31,5 +31,5 @@ def start_sshd() -> Callable[..., sshd.TestSshd]:
 @pytest.fixture(scope="session")
 def zsh_server(start_sshd: Callable[..., sshd.TestSshd]) -> Iterator[sshd.TestSshd]:
     """A server whose login shell is zsh, shared by all tests of this run: leave it as it was."""
-    with start_sshd(shell="zsh") as server:  # noqa: S604 - a login shell, not subprocess's option
+    with start_sshd(shell="zsh") as server:
         yield server

@@ -1,4 +1,4 @@
-# ruff: noqa: S604 - "shell" is the login shell of the test server
+
 from __future__ import annotations
 
 import json

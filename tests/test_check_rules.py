@@ -1,4 +1,4 @@
-# ruff: noqa: S604 - "shell" is a field of the survey
+
 from __future__ import annotations
 
 from dataclasses import replace
@@ -184,7 +184,7 @@ def report(*findings: Finding) -> CheckReport:
         probe="check",
         run_id="r",
         status=status(findings),
-        result=CheckFacts(),
+        answer=CheckFacts(),
         findings=findings,
         timing=Timing(0.0, 0.0, 0.0, 0.0),
     )

@@ -1,1 +1,1 @@
-"""What several probes share; travels to the host with the agent. Imported inside of ``run``, never at module level."""
+"""Code that several probes share; on the host it is imported inside ``run``, as ``probes.lib``."""
