@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 COMMANDS: dict[str, tuple[str, str]] = {
     "check": ("check", "Look at a host: connection, login shell, Python, disk, limits."),
     "hosts": ("hosts", "Show the inventory, and which file it came from."),
+    "logs": ("logs", "Mirror and follow the logs of a job."),
     "loss-check": ("loss_check", "Say what the loss and accuracy of a training mean."),
     "new-probe": ("new_probe", "Write a small working probe, and its test."),
     "probes": ("probes", "List the probes, or describe one."),
