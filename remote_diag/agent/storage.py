@@ -154,31 +154,26 @@ class RunDirectory:
         except OSError as error:
             raise _explained("write to %s" % self.path, error) from None
 
-    def empty(self) -> bool:
-        """Delete what the directory holds; False when something else stands in its place. Follows no link."""
+    def remove(self) -> None:
+        """Delete the directory with all that it holds, unless something else stands in its place; follow no link."""
         if self._identity is None:
-            return False
+            return
         try:
             descriptor = os.open(self.path, _DIRECTORY)
         except OSError:
-            return False
+            return
         try:
             status = os.fstat(descriptor)
             if (status.st_dev, status.st_ino) != self._identity:
-                return False
+                return
             _empty(descriptor)
         finally:
             os.close(descriptor)
-        return True
-
-    def remove(self) -> None:
-        """Delete the directory with all that it holds, unless something else stands in its place."""
-        if self.empty():
-            try:
-                os.rmdir(self.path)
-            except OSError:
-                return
-            self._identity = None
+        try:
+            os.rmdir(self.path)
+        except OSError:
+            return
+        self._identity = None
 
     @property
     def exists(self) -> bool:

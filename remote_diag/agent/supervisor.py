@@ -130,6 +130,12 @@ class Supervisor:
 
     def _begin(self, payload: bytes) -> None:
         self._begun = monotonic()
+        if b'"operation":' in payload:
+            from .operations import serve
+
+            if serve(payload, self._bundle, self._cache, self._outbox, self._decoder, self._umask):
+                self._flush_until = monotonic()
+                return
         try:
             self._request = Request(payload)
         except RequestError as error:
@@ -357,8 +363,7 @@ class Supervisor:
                 if result is not None:
                     verdict = _kept(directory, result, verdict)
             else:
-                # The folder itself goes after the client was told: on a journaling disk that takes milliseconds.
-                directory.empty()
+                directory.remove()
         if result is not None:
             self._outbox.put("result", result)
         end = {
