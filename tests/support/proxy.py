@@ -30,6 +30,7 @@ class Proxy:
         cut_after: end each connection as soon as the server has sent this many bytes; the last of them still arrive.
         cut_how: with a TCP reset, or with an orderly end.
         flip_at: invert one bit of this byte (counted from 0) of what the server sends.
+        bytes_per_s: how much of what the server sends is carried in a second, on each connection; None for no limit.
     """
 
     def __init__(
@@ -40,6 +41,7 @@ class Proxy:
         cut_after: int | None = None,
         cut_how: Literal["rst", "fin"] = "rst",
         flip_at: int | None = None,
+        bytes_per_s: float | None = None,
     ) -> None:
         self.from_server = 0
         """Bytes the server has sent so far, over all connections."""
@@ -51,6 +53,9 @@ class Proxy:
         self._cut_after = cut_after
         self._cut_how = cut_how
         self._flip_at = flip_at
+        self._rate = bytes_per_s
+        # A slow line does not hold much that is under way.
+        self._queued = _QUEUED if bytes_per_s is None else int(min(_QUEUED, max(8192.0, bytes_per_s / 4)))
         self._frozen = threading.Event()
         self._stopping = threading.Event()
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=128)
@@ -156,11 +161,11 @@ class Proxy:
             self._read(pair.flows[0], delay=0.0)
 
     def _read(self, flow: _Flow, delay: float | None = None) -> None:
-        if flow.ended or flow.size > _QUEUED or self._frozen.is_set():
+        if flow.ended or flow.size > self._queued or self._frozen.is_set():
             time.sleep(0.0005)
             return
         try:
-            data = flow.source.recv(65536)
+            data = flow.source.recv(min(65536, self._queued))
         except BlockingIOError:
             return
         except OSError:
@@ -171,7 +176,11 @@ class Proxy:
         if not data:
             flow.ended = True
             self._selector.unregister(flow.source)
-        flow.put(time.monotonic() + (self._delay if delay is None else delay), self._altered(flow, data))
+        due = time.monotonic() + (self._delay if delay is None else delay)
+        if self._rate is not None and not flow.upstream:
+            due = max(due, flow.busy_until) + len(data) / self._rate
+            flow.busy_until = due
+        flow.put(due, self._altered(flow, data))
 
     def _altered(self, flow: _Flow, data: bytes) -> bytes:
         if flow.upstream:
@@ -241,6 +250,7 @@ class _Flow:
         self.upstream = upstream
         self.queue: deque[tuple[float, bytes]] = deque()
         self.size = 0
+        self.busy_until = 0.0
         self.ended = False
 
     def put(self, due: float, data: bytes) -> None:
