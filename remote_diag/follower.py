@@ -422,7 +422,8 @@ class Follower:
         stream = self._streams.get(gone.stream)
         if stream is None:
             return
-        stream.file.missing = True
+        # That nothing was ever written to stderr is nothing to tell.
+        stream.file.missing = stream.begun or self._wanted.is_main(gone.stream)
         if gone.event == "deleted":
             self._tell(Warned(f"{gone.stream} was deleted on the host; whatever is still written into it arrives"))
 
