@@ -77,11 +77,11 @@ class LogReader:
 
     def serve(self) -> None:
         """Send everything, then ``result`` and ``end``."""
-        self._watch.add(self._view.directory)
-        self._state = self._view.state()
-        self._put("job", {"job": self._view.job, "log": self._view.path("stdout.log"), **self._state})
-        self._offer("stdout", self._view.path("stdout.log"))
-        self._offer("stderr", self._view.path("stderr.log"))
+        self._watch.add(self._view.paths.directory)
+        self._state = self._view.state(monotonic())
+        self._put("job", {"job": self._view.job, "log": self._view.paths.stdout, **self._state})
+        self._offer("stdout", self._view.paths.stdout)
+        self._offer("stderr", self._view.paths.stderr)
         self._find_ranks(monotonic())
         sent, took = 1, 0.0
         while self._over is None:
@@ -184,7 +184,7 @@ class LogReader:
         if now < self._ranks_at:
             return
         self._ranks_at = now + _RANKS_EVERY
-        for stream, path in rank_logs(self._view.path("ranks")):
+        for stream, path in rank_logs(self._view.paths.ranks):
             if stream not in self._logs:
                 self._offer(stream, path)
 
@@ -322,7 +322,9 @@ def _arguments(fields: dict[str, Any]) -> tuple[str, bool, float]:
     return name, follow, float(lease)
 
 
-def put_end(outbox: Outbox, outcome: str, message: str, *, result: bytes | None = None) -> None:
+def put_end(
+    outbox: Outbox, outcome: str, message: str, *, hint: str | None = None, result: bytes | None = None
+) -> None:
     """Queue the ``end`` frame, of the same form as that of a probe's run."""
     from .digest import sha256
 
@@ -332,7 +334,7 @@ def put_end(outbox: Outbox, outcome: str, message: str, *, result: bytes | None 
             {
                 "outcome": outcome,
                 "message": message,
-                "hint": None,
+                "hint": hint,
                 "details": [],
                 "exit_status": None,
                 "signal": None,
