@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from .archive import Archive
     from .files import Meter
 
-MAX_INDEX = 64 << 20
+MAX_INDEX = 32 << 20
 """Bytes of an index.json; 200,000 names take about 20 MB."""
 
 _NUMPY = {
@@ -49,6 +49,15 @@ class Entry:
         for dimension in self.shape:
             product *= dimension
         return product
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a tensor's bytes lie, row after row."""
+
+    file: File
+    offset: int
+    """Of the first byte, from the beginning of the file."""
 
 
 class Checkpoint:
@@ -102,6 +111,14 @@ class Checkpoint:
     def read(self, name: str) -> NDArray[Any]:
         """Return a tensor; bfloat16 as float32, which holds it exactly. Raise Damaged or Unreadable."""
         raise NotImplementedError
+
+    def place(self, name: str) -> Place:
+        """Return where a tensor lies, for those who read a part of it; raise Damaged or Unreadable.
+
+        Raises:
+            Unreadable: its bytes do not lie row after row in a file (compressed, or in Fortran's order).
+        """
+        raise Unreadable(self.path, "tensor %s cannot be read in parts" % quoted(name), "store it as safetensors")
 
     def _file(self, path: str, meter: Meter) -> File:
         file = File(path, meter)
@@ -162,6 +179,11 @@ class Safetensors(Checkpoint):
         if tensor.dtype == "BF16":
             return _from_bfloat16(data).reshape(tensor.shape)
         return _array(data, _NUMPY[tensor.dtype], file.path, name).reshape(tensor.shape)
+
+    def place(self, name: str) -> Place:
+        """Return where a tensor lies."""
+        file, tensor = self._tensor(name)
+        return Place(file, tensor.offset)
 
     def _tensor(self, name: str) -> tuple[File, safetensors.Tensor]:
         file, header = self._shard(self._places[name])

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from . import config as configs
 from .checkpoint import Checkpoint, open_array, open_checkpoint
 from .files import Damaged, Unreadable, quoted
+from .roles import bare_name
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -17,8 +18,6 @@ if TYPE_CHECKING:
 
     from .files import Meter
 
-PREFIXES = ("model.", "draft_model.", "eagle_module.", "module.", "_orig_mod.")
-"""What trainers and wrappers put before a tensor's own name; several may be stacked."""
 MAX_TOKENS = 1 << 24
 """No vocabulary is larger: 64 times that of today's large ones."""
 _COUNT_NAMES = ("freq", "counts", "token_freq")
@@ -45,17 +44,6 @@ class Stored:
     config_problem: str | None
     lm_head_rows: int | None
     """Rows of the drafter's output head; None where that is not in a file that was open anyway."""
-
-
-def bare_name(name: str) -> str:
-    """Return a tensor's name without the prefixes of wrappers; ``draft_d2t`` and ``x.d2t`` stay what they are."""
-    shorter = True
-    while shorter:
-        shorter = False
-        for prefix in PREFIXES:
-            if name.startswith(prefix):
-                name, shorter = name[len(prefix) :], True
-    return name
 
 
 def read_stored(path: str, meter: Meter) -> Stored:
