@@ -8,6 +8,12 @@ say() {
     exit "$2"
 }
 
+# Gives a folder a name that must be free. Where mv has no -T it moves the folder into one that came meanwhile.
+settle() {
+    mv -T "$1" "$2" 2>/dev/null && return 0
+    [ -d "$1" ] && [ ! -d "$2" ] && mv "$1" "$2" && [ ! -d "$2/${1##*/}" ]
+}
+
 install() {
     umask 077
     cache=$1
@@ -31,11 +37,12 @@ install() {
         rm -rf "$new"
         say cannot-write 1
     }
-    if [ -d "$place" ]; then
+    # Only what is damaged makes room: agents of other clients may be running from what is not.
+    if [ "$3" = replace ] && [ -d "$place" ]; then
         mv "$place" "$new.old" 2>/dev/null && rm -rf "$new.old"
     fi
-    # Another client may have been faster; then mv would move ours into its folder.
-    if [ -d "$place" ] || ! mv "$new" "$place"; then
+    if ! settle "$new" "$place"; then
+        # Another client was faster, and its files are the same.
         rm -rf "$new" "$place/$hash.$nonce"
         [ -f "$place/enter" ] || say cannot-write 1
     fi

@@ -100,6 +100,29 @@ def test_many_at_once_leave_one_whole_bundle(tmp_path: Path) -> None:
     assert os.listdir(tmp_path / "cache") == [built.digest]
 
 
+def test_who_comes_second_leaves_the_first_ones_files_alone(tmp_path: Path) -> None:
+    built = bundle.build(Environment())
+    script = built.installer()
+    # The second client finds nothing, then writes its files, and meanwhile the first one is done: agents run from them.
+    place = tmp_path / "cache" / built.digest
+    first_is_done = f'sh "$RDIAG_FIRST" cache {NONCE} keep </dev/null >/dev/null; '.encode()
+    assert script.count(b"mkdir \"$new\"") == 1
+    second = script.replace(b"mkdir \"$new\"", b"{ " + first_is_done + b"touch -d 2020-01-01 \"$place\"; }; mkdir \"$new\"")
+    (tmp_path / "first").write_bytes(script)
+    done = subprocess.run(
+        ["sh", "-s", "cache", "f" * 32, "keep"],
+        input=second,
+        cwd=tmp_path,
+        env={**os.environ, "RDIAG_FIRST": str(tmp_path / "first")},
+        capture_output=True,
+        timeout=20,
+    )
+    assert b"installed" in done.stdout, done.stderr
+    assert place.stat().st_mtime < 1_600_000_000, "the folder was replaced under the agents that run from it"
+    assert os.listdir(tmp_path / "cache") == [built.digest]
+    assert bundle_digest(str(place)) == built.digest
+
+
 def test_a_cache_that_is_a_link_is_refused(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "cache").symlink_to("elsewhere")
