@@ -57,7 +57,7 @@ def read_header(file: File) -> dict[str, Tensor]:
     try:
         header = parse_object(file.read(8, length))
     except ValueError as error:
-        raise Damaged(file.path, "the header is %s" % error) from None
+        raise Damaged(file.path, "header: %s" % error) from None
     header.pop("__metadata__", None)
     if len(header) > MAX_TENSORS:
         raise Damaged(file.path, "%d tensors; more than %d are not read" % (len(header), MAX_TENSORS))

@@ -12,13 +12,19 @@ _MAX_DIGITS = 20
 """More than any 64-bit number has; Python needs quadratic time for long ones."""
 
 
+MAX_CONTAINERS = 700_000
+"""Objects and arrays; an empty one takes 2 bytes of text and 200 of memory. 200,000 tensors need 600,000."""
+
+
 def parse_object(data: bytes) -> dict[str, Any]:
     """Return the JSON object in ``data``.
 
     Raises:
         ValueError: in words, why it is none: not UTF-8, not JSON, a key that occurs twice, nested too deeply, a number
-            that no format has.
+            that no format has, more objects and arrays than any format needs.
     """
+    if data.count(b"{") + data.count(b"[") > MAX_CONTAINERS:
+        raise ValueError("more than %d objects and arrays" % MAX_CONTAINERS)
     try:
         # Not bytes: then UTF-16 and UTF-32 would pass as well. Infinity and NaN pass: transformers writes them.
         value = json.loads(data.decode("utf-8"), object_pairs_hook=_object, parse_int=_integer, parse_float=_number)

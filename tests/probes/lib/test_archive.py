@@ -84,6 +84,27 @@ def test_compressions_that_numpy_never_writes(tmp_path: Path, compression: int) 
         found.read("a", 5)
 
 
+def test_a_checksum_that_does_not_fit(tmp_path: Path) -> None:
+    for compression in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        data = bytearray(zipped({"a": bytes(range(256)) * 10}, compression))
+        for place in (14, data.index(b"PK\x01\x02") + 16):
+            data[place] ^= 1
+        found = archive(tmp_path / "z", bytes(data))
+        with pytest.raises(Damaged, match="CRC"):
+            found.read("a", 2560, whole=True)
+
+
+def test_a_list_of_members_has_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = zipped({f"member {number}": b"" for number in range(1000)})
+    assert len(archive(tmp_path / "z", data).names()) == 1000
+    monkeypatch.setattr("probes.lib.archive.MAX_DIRECTORY", 30_000)
+    monkeypatch.setattr("probes.lib.archive._TAIL", 10_000)
+    meter = Meter()
+    with pytest.raises(Damaged, match="more than 30000 bytes"):
+        archive(tmp_path / "z", data, meter)
+    assert meter.bytes <= 40_000
+
+
 def test_an_encrypted_member(tmp_path: Path) -> None:
     data = bytearray(zipped({"a": b"12345"}, zipfile.ZIP_STORED))
     data[6] |= 1

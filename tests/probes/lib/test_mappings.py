@@ -50,6 +50,7 @@ def membership(ids: Ids, vocab: int = V) -> Membership:
         ("low ids, with t2d", LOW, mask(LOW, V), "absolute", LOW),
         ("offsets like low ids, with t2d", LOW, mask(LOW + np.arange(D), V), "offset", LOW + np.arange(D)),
         ("low ids, t2d marks everything", LOW, np.ones(V, bool), "ambiguous", None),
+        ("low ids, t2d marks one more", LOW, mask(np.r_[LOW, V - 1], V), "ambiguous", None),
         ("low ids, t2d of another mapping", LOW, mask(SORTED, V), "ambiguous", None),
         ("zeros", np.zeros(D, np.int64), None, "uninitialised", None),
         ("zeros, t2d all true (SpecForge)", np.zeros(D, np.int64), np.ones(V, bool), "uninitialised", None),
@@ -153,6 +154,11 @@ def test_rounded_values_are_recognised(kept: int) -> None:
     assert rounded_like(values) == {8: "bfloat16", 11: "float16"}[kept]
     assert rounded_like(-values) == rounded_like(values)
     assert rounded_like(np.r_[values, values[0] + 1]) is None
+
+
+def test_round_ids_that_may_be_offsets_are_no_cast() -> None:
+    assert understand_d2t(np.arange(100) * 1024, LARGE_V).encoding == "ambiguous"
+    assert understand_d2t(np.arange(160) * 1024, 162_900).encoding == "absolute"
 
 
 def test_masks() -> None:

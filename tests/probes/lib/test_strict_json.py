@@ -24,10 +24,12 @@ def test_infinity_in_a_config_is_no_reason_to_refuse_it() -> None:
         (b'{"x": {"a": 1, "a": 2}}', "twice"),
         (b'{"a": "\xff"}', "not UTF-8"),
         ('{"a": 1}'.encode("utf-16"), "not UTF-8"),
-        (b'{"a": ' + b"9" * 100_000 + b"}", "digits"),
+        (b'{"a": ' + b"9" * 100 + b"}", "a number of 100 digits"),
         (b'{"a": 1.' + b"9" * 100_000 + b"}", "characters"),
         (b'{"a": ' + b"[" * 200_000, "too deeply"),
         (b'{"a": 1} x', "not JSON"),
+        (b'{"a": [' + b"{}," * 700_000 + b"1]}", "more than 700000 objects"),
+        (b'{"a": [' + b"[]," * 700_000 + b"1]}", "more than 700000 objects"),
     ],
 )
 def test_everything_else_is_refused_in_words(data: bytes, said: str) -> None:
