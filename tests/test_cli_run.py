@@ -353,3 +353,35 @@ def test_a_progress_bar_on_a_terminal_only(inventory: Path, tmp_path: Path) -> N
     assert json.loads(out)["result"] == {"value": "done"}
     assert b"reading" in shown
     assert b"files" in shown
+
+
+@pytest.mark.parametrize(
+    ("redirections", "code", "said"),
+    [
+        (">&-", 74, "cannot write"),
+        ("--json >&-", 74, "cannot write"),
+        ("2>&-", 0, ""),
+        ("<&- 2>&-", 0, ""),
+        ("<&- >&- 2>&-", 74, ""),
+    ],
+)
+def test_closed_standard_streams(tmp_path: Path, redirections: str, code: int, said: str) -> None:
+    done = subprocess.run(
+        ["sh", "-c", f'"$@" {redirections}', "sh", *command("run", "hello", "-H", "local")],
+        env=environment(tmp_path / "home"),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == code, done.stderr
+    assert said in done.stderr
+    assert done.stderr.count("rdiag: error") == (1 if said else 0)
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "home" / "state" / "rdiag" / "crashes").exists()
+
+
+def test_a_locale_that_lacks_the_characters(tmp_path: Path) -> None:
+    probe = write_probe(tmp_path / "mine", "snow", 'return Result(value="\\u2603")')
+    done = rdiag("run", str(probe), "-H", "local", home=tmp_path / "home", PYTHONIOENCODING="ascii")
+    assert (done.code, "\\u2603" in done.out) == (0, True), done.err

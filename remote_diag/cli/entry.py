@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import gc
 import json
 import os
@@ -30,6 +32,9 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "vocab-compare": ("vocab_compare", "Compare the draft vocabularies of two EAGLE-3 checkpoints."),
 }
 """Command name -> (module in this package, one line of help); modules are imported when their command is called."""
+
+
+_NOT_WRITABLE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EBADF}
 
 
 class SignalReceived(BaseException):
@@ -91,11 +96,28 @@ def main() -> NoReturn:
     # The thread that talks to the host works in many small steps; with the usual 5 ms each of them would wait that
     # long for a thread that imports.
     sys.setswitchinterval(0.0005)
+    _prepare_streams()
     settings = Settings(json="--json" in sys.argv[1:])
     code = _guarded(settings)
     code = _flush(code)
     # Skips the interpreter's tear-down, which takes longer than many a probe; everything is flushed and closed.
     os._exit(code)
+
+
+def _prepare_streams() -> None:
+    """Let no locale make printing fail, and no connection get the number of a stream that the caller closed."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        stream = getattr(sys, name)
+        if stream is None:
+            # Nobody misses our stderr. Output that goes nowhere is an error: this stdout cannot be written to.
+            descriptor = os.open(os.devnull, os.O_WRONLY if name == "stderr" else os.O_RDONLY)
+            if descriptor != number:
+                os.dup2(descriptor, number)
+                os.close(descriptor)
+            stream = open(number, "r" if name == "stdin" else "w", encoding="utf-8")  # noqa: PTH123, SIM115
+            setattr(sys, name, stream)
+        if name != "stdin":
+            stream.reconfigure(errors="backslashreplace")
 
 
 def _guarded(settings: Settings) -> int:
@@ -140,7 +162,8 @@ def _flush(code: int) -> int:
     except BrokenPipeError:
         return int(ExitCode.BROKEN_PIPE)
     except (OSError, ValueError) as error:
-        _to_stderr(f"rdiag: error: output: cannot write to standard output: {error}")
+        if code != ExitCode.LOCAL_IO:
+            _to_stderr(f"rdiag: error: output: cannot write to standard output: {error}")
         return int(ExitCode.LOCAL_IO)
     try:
         sys.stderr.flush()
@@ -177,10 +200,9 @@ def _report(error: Exception, settings: Settings) -> int:
 
     known = error if isinstance(error, RdiagError) else _unexpected(error, settings)
     if settings.json:
-        try:
+        # Should that fail, the lines below tell what happened; the exit code is the one of a failed output then.
+        with contextlib.suppress(OSError):
             _print_json(known.as_dict())
-        except OSError:
-            return int(ExitCode.LOCAL_IO)
     for line in error_lines(known, verbose=settings.verbose):
         _to_stderr(line)
     return int(known.exit_code)
@@ -198,12 +220,11 @@ def error_lines(error: RdiagError, *, verbose: int = 0) -> list[str]:
 
 
 def _unexpected(error: Exception, settings: Settings) -> RdiagError:
-    import errno
     import traceback
 
     from ..errors import InternalError, LocalIOError
 
-    if isinstance(error, OSError) and error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO}:
+    if isinstance(error, OSError) and error.errno in _NOT_WRITABLE:
         return LocalIOError(f"cannot write on this machine: {error}")
     text = "".join(traceback.format_exception(error))
     if settings.debug:
