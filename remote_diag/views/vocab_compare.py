@@ -140,20 +140,23 @@ def _rows(result: Any) -> Table:
     table.add_column("token id in B", justify="right", no_wrap=True, header_style="cyan")
     table.add_column("", no_wrap=True)
     table.show_header = True
+    comparable = result.positional_matches is not None
     for row in result.first_rows:
-        _add(table, row)
+        _add(table, row, comparable=comparable)
     later = [row for row in result.first_differences if row.row > result.first_rows[-1].row]
     if later and len(later) == len(result.first_differences):
         if later[0].row > result.first_rows[-1].row + 1:
             table.add_row("...", "", "", "")
         for row in later[:_DIFFERENCES]:
-            _add(table, row)
+            _add(table, row, comparable=comparable)
     return table
 
 
-def _add(table: Table, row: Any) -> None:
-    cells = ["none" if target is None else str(target) for target in (row.target_a, row.target_b)]
-    table.add_row(str(row.row), *cells, _MARK if row.target_a != row.target_b else "")
+def _add(table: Table, row: Any, *, comparable: bool) -> None:
+    # "none": that side has fewer rows. "?": nobody knows what it has.
+    missing = "none" if comparable else "?"
+    cells = [missing if target is None else str(target) for target in (row.target_a, row.target_b)]
+    table.add_row(str(row.row), *cells, _MARK if comparable and row.target_a != row.target_b else "")
 
 
 def _plain_table() -> Table:

@@ -108,6 +108,14 @@ def test_differing_rows_are_marked_without_colour(tmp_path: Path) -> None:
     assert rows == [["0", "1", "1"], ["1", "5", "6", "<-", "differs"], ["2", "9", "9"], ["3", "none", "12", "<-", "differs"]]
 
 
+def test_rows_that_are_not_understood_do_not_count_as_different(tmp_path: Path) -> None:
+    write_npy(tmp_path / "a", offsets(np.array([1, 5, 9])), mask(np.array([1, 5, 9]), V))
+    write_npy(tmp_path / "b", np.zeros(3, np.int64), np.ones(V, bool))
+    lines = page(outcome(tmp_path / "a", tmp_path / "b"))
+    assert ["1", "5", "?"] in [line.split() for line in lines]
+    assert "differs" not in "\n".join(lines)
+
+
 def test_as_many_rows_as_wanted(tmp_path: Path) -> None:
     assert not any("token id in A" in line for line in pair(tmp_path, [1, 5, 9], [1, 5, 9], first=0))
     rows = [line.split() for line in pair(tmp_path, [1, 5, 9], [1, 5, 9], first=2)]
