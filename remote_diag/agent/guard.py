@@ -55,9 +55,18 @@ class GpuProcess:
 
 
 class Question:
-    """One nvidia-smi at work."""
+    """One nvidia-smi at work.
 
-    def __init__(self, path: str, env: dict[str, str], children: Children) -> None:
+    Args:
+        path: the program.
+        env: its environment variables.
+        children: who waits for it.
+        arguments: what it is asked.
+    """
+
+    def __init__(
+        self, path: str, env: dict[str, str], children: Children, arguments: tuple[str, ...] = QUESTION
+    ) -> None:
         self.descriptor, writer = os.pipe()
         os.set_blocking(self.descriptor, False)
         self._children = children
@@ -67,7 +76,7 @@ class Question:
         try:
             self._pid = os.posix_spawn(
                 path,
-                (path, *QUESTION),
+                (path, *arguments),
                 env,
                 file_actions=[
                     (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
@@ -103,10 +112,19 @@ class Question:
         return self._asked + ANSWER_WITHIN
 
     def answer(self) -> list[GpuProcess] | None:
-        """Return what it said; None while it has not ended.
+        """Return the processes it named; None while it has not ended.
 
         Raises:
             ValueError: that is no list of processes.
+        """
+        lines = self.lines()
+        return None if lines is None else parse_processes(lines)
+
+    def lines(self) -> list[str] | None:
+        """Return what it said, blank lines left out; None while it has not ended.
+
+        Raises:
+            ValueError: it failed, or says too much.
         """
         self._children.reap()
         if len(self._answer) > _MAX_ANSWER:
@@ -117,7 +135,7 @@ class Question:
         lines = [line for line in self._answer.decode("utf-8", "replace").splitlines() if line.strip()]
         if status != 0:
             raise ValueError("it failed: %s" % (lines[0] if lines else "without a word")[:200])
-        return [GpuProcess(line) for line in lines]
+        return lines
 
     def abandon(self) -> None:
         """Kill it, without waiting to see it die."""
@@ -233,7 +251,7 @@ class Guard:
         return None
 
     def _ask(self) -> Verdict | None:
-        path = _find(PROGRAM, self._env.get("PATH") or os.defpath)
+        path = find_on_path(PROGRAM, self._env.get("PATH") or os.defpath)
         if path is None:
             return self._cannot_tell("%s is not on the PATH" % PROGRAM)
         try:
@@ -273,7 +291,7 @@ class Guard:
             return None
         return Verdict(
             REFUSED,
-            "a GPU is in use by %s" % _describe(processes),
+            "a GPU is in use by %s" % describe(processes),
             "wait until it is free, or stop its owner; " + _FORCE,
         )
 
@@ -290,7 +308,7 @@ class Guard:
             return None
         return Verdict(
             REFUSED,
-            "somebody began to use a GPU while the probe ran, which was ended to make room: %s" % _describe(newcomers),
+            "somebody began to use a GPU while the probe ran, which was ended to make room: %s" % describe(newcomers),
             "run it again when the GPUs are free; " + _FORCE,
         )
 
@@ -299,7 +317,13 @@ class Guard:
         return Verdict(REFUSED, "%s whether the GPUs are free: %s" % (longer, cause), "if you know that they are, " + _FORCE)
 
 
-def _find(program: str, path: str) -> str | None:
+def parse_processes(lines: list[str]) -> list[GpuProcess]:
+    """Return the processes of an answer; raise ValueError when it is none."""
+    return [GpuProcess(line) for line in lines]
+
+
+def find_on_path(program: str, path: str) -> str | None:
+    """Return the first executable ``program`` on ``path``."""
     for folder in path.split(os.pathsep):
         candidate = os.path.join(folder, program)
         if folder and os.path.isfile(candidate) and os.access(candidate, os.X_OK):
@@ -307,7 +331,8 @@ def _find(program: str, path: str) -> str | None:
     return None
 
 
-def _describe(processes: list[GpuProcess]) -> str:
+def describe(processes: list[GpuProcess]) -> str:
+    """Say who they are, the first few by name."""
     named = ", ".join(process.describe() for process in processes[:_MAX_NAMED])
     more = len(processes) - _MAX_NAMED
     return named + (" and %d more" % more if more > 0 else "")

@@ -11,6 +11,10 @@
         blobs/<sha256>            probe files that came over a session, by the hash of their bytes
         runs/<run id>/            0700, one run: see :class:`RunPaths`
         active.lock               held by the one active probe of the host
+        jobs/<name>.v<N>/         0700, one attempt of a job: see :class:`JobPaths`
+        jobs/.numbers/<name>      the last number given to an attempt
+        launches/<launch id>      the job that this launch became; made once, so nothing is launched twice
+        launch.lock               held while a job is given its number and its GPUs
 """
 
 from __future__ import annotations
@@ -28,9 +32,15 @@ PROBES = "probes"
 BLOBS = "blobs"
 RUNS = "runs"
 ACTIVE_LOCK = "active.lock"
+JOBS = "jobs"
+JOB_NUMBERS = ".numbers"
+LAUNCHES = "launches"
+LAUNCH_LOCK = "launch.lock"
 
 MARKER = "RDIAG_RUN_ID"
 """Environment variable that every process of a run carries; by it they are found again."""
+JOB_MARKER = "RDIAG_JOB"
+"""The same for jobs: ``<job id>:<token>``."""
 
 
 class RunPaths:
@@ -47,3 +57,38 @@ class RunPaths:
         self.stderr = os.path.join(self.directory, "stderr")
         self.result = os.path.join(self.directory, "result.json")
         self.scratch = os.path.join(self.directory, "scratch")
+
+
+class JobPaths:
+    """The files of one attempt of a job.
+
+    Args:
+        directory: the job's folder; its name is the job's id.
+    """
+
+    def __init__(self, directory: str) -> None:
+        self.directory = directory
+        self.job = os.path.basename(directory)
+        self.record = os.path.join(directory, "job.json")
+        """What was launched, by whom and how; written once, before the start."""
+        self.environment = os.path.join(directory, "environment.json")
+        """The environment variables that the job got, and the packages that were there."""
+        self.diff = os.path.join(directory, "dirty.diff")
+        """How the launching folder differed from its commit."""
+        self.files = os.path.join(directory, "files")
+        """What was sent along; the working directory unless another one was asked for."""
+        self.stdout = os.path.join(directory, "stdout.log")
+        self.stderr = os.path.join(directory, "stderr.log")
+        self.ranks = os.path.join(directory, "ranks")
+        """For logs of single ranks (``torchrun --log-dir``)."""
+        self.state = os.path.join(directory, "state.json")
+        """How it goes; written by the supervisor alone, always as a whole."""
+        self.state_spare = os.path.join(directory, ".state.spare")
+        """Room for the last state, taken while there is some."""
+        self.started = os.path.join(directory, "started")
+        """Made by whoever starts the job; it can be made only once."""
+        self.stop = os.path.join(directory, "stop")
+        """That somebody wants it stopped; made before anything is signalled."""
+        self.lock = os.path.join(directory, "lock")
+        """Locked by the launcher, then by the supervisor, for as long as they live."""
+        self.supervisor_log = os.path.join(directory, "supervisor.log")

@@ -34,8 +34,24 @@ def inherited_environment() -> dict[str, str]:
 def child_environment(request: Request, inherited: dict[str, str], executable: str) -> dict[str, str]:
     """Return the environment variables of the probe: the login's, the interpreter's, the host's, and ours.
 
+    ``request.env`` outranks what :func:`entered` sets.
+    """
+    env = entered(inherited, executable)
+    env.update(request.env)
+    if not request.active:
+        env["CUDA_VISIBLE_DEVICES"] = ""
+    if sys.getfilesystemencoding().lower() not in ("utf-8", "utf8"):
+        # Values travel as UTF-8; in another locale the probe would read something else than the user wrote.
+        env.setdefault("PYTHONUTF8", "1")
+    env[MARKER] = request.run_id
+    return env
+
+
+def entered(inherited: dict[str, str], executable: str) -> dict[str, str]:
+    """Return ``inherited`` as it is inside the environment of the interpreter ``executable``.
+
     A virtual or conda environment is recognised by the files beside ``executable`` and entered as its own
-    activation would: its ``bin`` first on PATH, VIRTUAL_ENV or CONDA_PREFIX set. ``request.env`` outranks it.
+    activation would: its ``bin`` first on PATH, VIRTUAL_ENV or CONDA_PREFIX set.
     """
     env = dict(inherited)
     place = os.path.dirname(os.path.dirname(executable))
@@ -52,13 +68,6 @@ def child_environment(request: Request, inherited: dict[str, str], executable: s
     elif is_conda:
         env["CONDA_PREFIX"] = prefix
         env["CONDA_DEFAULT_ENV"] = os.path.basename(prefix)
-    env.update(request.env)
-    if not request.active:
-        env["CUDA_VISIBLE_DEVICES"] = ""
-    if sys.getfilesystemencoding().lower() not in ("utf-8", "utf8"):
-        # Values travel as UTF-8; in another locale the probe would read something else than the user wrote.
-        env.setdefault("PYTHONUTF8", "1")
-    env[MARKER] = request.run_id
     return env
 
 
