@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -12,7 +13,8 @@ from remote_diag.paths import survey_script
 from remote_diag.transport.base import SafePath
 from remote_diag.transport.local import LocalTransport
 
-NONCE = "0123456789abcdef" * 2
+NONCE = os.urandom(16).hex()
+"""Its own for each process: the survey makes a folder in /tmp that is named after it."""
 SHELLS = {"dash": ["dash"], "bash": ["bash", "--posix"], "zsh": ["zsh", "--emulate", "sh"]}
 
 

@@ -107,7 +107,7 @@ class Result:
 
 def digest(names: tuple[str, ...], samples: tuple[float, ...]) -> str:
     """Return the digest of the parameters, hex."""
-    text = "\n".join(f"{name}={value!r}" for name, value in zip(names, samples))  # noqa: B905 - Python 3.8 has no strict
+    text = "\n".join(f"{name}={value!r}" for name, value in zip(names, samples))
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -147,7 +147,7 @@ def run(params: Params, context: Context) -> Result:
         histogram=histogram(samples, params.bins),
         samples=tuple(
             described(name, value, mean, deviation, params.threshold)
-            for name, value in zip(params.names, samples)  # noqa: B905 - Python 3.8 has no strict
+            for name, value in zip(params.names, samples)
         ),
         python=platform.python_version(),
         digest=digest(params.names, samples),
