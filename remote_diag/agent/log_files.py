@@ -80,9 +80,7 @@ class Segment:
     def read(self, limit: int) -> bytes:
         """Return the next bytes, at most ``limit``, none at the end for now; raise Rewritten."""
         if self.end is not None:
-            limit = min(limit, self.end - self.offset)
-            if limit <= 0:
-                return b""
+            limit = max(0, min(limit, self.end - self.offset))
         guard = self._guard
         data = os.pread(self.descriptor, len(guard) + limit, self.offset - len(guard))
         # One read answers both questions: is what was there still there, and is there more.

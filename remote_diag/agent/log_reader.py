@@ -109,9 +109,9 @@ class LogReader:
         self._find_ranks(now)
         final = ended or not self._follow
         for log in self._logs.values():
-            if final:
+            if log.taken and final:
                 log.freeze()
-            else:
+            elif log.taken:
                 log.look()
         sent = self._pump()
         if final and not sent and not self._outbox.full and not self._unanswered and self._over is None:

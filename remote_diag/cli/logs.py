@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
 import sys
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -192,7 +195,7 @@ class Screen:
     """
 
     def __init__(self, settings: Settings, *, raw: bool) -> None:
-        from ..views.logs import LogView
+        from ..views.logs import REDRAW_EVERY, LogView
 
         self._talks = sys.stderr.isatty() or settings.verbose > 0
         self._terminal = sys.stdout.isatty()
@@ -200,15 +203,24 @@ class Screen:
         self._bar: Any = None
         self._task: Any = None
         color = self._terminal and not os.environ.get("NO_COLOR")
+        self._one_at_a_time = threading.RLock()
+        self._held_back = threading.Event()
         self._view = LogView(
-            self._write, terminal=self._terminal, color=color, width=shutil.get_terminal_size().columns
+            self._write,
+            terminal=self._terminal,
+            color=color,
+            width=shutil.get_terminal_size().columns,
+            later=self._held_back.set,
         )
+        if self._terminal:
+            threading.Thread(target=self._redraw, args=(REDRAW_EVERY,), name="redraw", daemon=True).start()
 
     def tell(self, event: FollowEvent) -> None:
         """Show one event."""
         handler = self._handlers.get(type(event).__name__)
         if handler is not None:
-            handler(self, event)
+            with self._one_at_a_time:
+                handler(self, event)
 
     def note(self, text: str) -> None:
         """Say something that has to be said, on stderr."""
@@ -221,10 +233,19 @@ class Screen:
         """Finish what is unfinished."""
         self._stop_bar()
         try:
-            self._view.finish()
+            with self._one_at_a_time:
+                self._view.finish()
         except BrokenPipeError:
             # Whoever read it is gone; the copy is what counts.
             return
+
+    def _redraw(self, every: float) -> None:
+        """Draw the last state of a progress bar that has stopped to move."""
+        while self._held_back.wait():
+            time.sleep(every)
+            self._held_back.clear()
+            with self._one_at_a_time, contextlib.suppress(OSError, ValueError):
+                self._view.redraw()
 
     def _show_bytes(self, event: Any) -> None:
         self._stop_bar()

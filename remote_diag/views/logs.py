@@ -14,7 +14,8 @@ from ..text import safe
 
 MAX_PENDING = 64 * 1024
 """Bytes of an unfinished line that are kept; a longer one is shown in pieces."""
-_REDRAW = 0.1
+REDRAW_EVERY = 0.1
+"""Seconds between two drawings of an unfinished line."""
 _SGR = re.compile(rb"\x1b\[([0-9;]{0,40})m")
 _STYLES = frozenset({0, 1, 2, 3, 4, 7, 9, 22, 23, 24, 27, 29, 39, 49, *range(30, 38), *range(40, 48), *range(90, 98), *range(100, 108)})
 _RESET = "\x1b[0m"
@@ -95,15 +96,25 @@ class LogView:
         terminal: whether unfinished lines are drawn (and redrawn) as they grow.
         color: whether colours are kept.
         width: columns of the terminal.
+        later: called when a line was not redrawn because it was a moment ago; :meth:`redraw` is then to be called.
     """
 
     def __init__(
-        self, write: Callable[[str], None], *, terminal: bool, color: bool = False, width: int = 80
+        self,
+        write: Callable[[str], None],
+        *,
+        terminal: bool,
+        color: bool = False,
+        width: int = 80,
+        later: Callable[[], None] | None = None,
     ) -> None:
         self._write = write
         self._terminal = terminal
         self._color = color
         self._width = width
+        self._later = later or (lambda: None)
+        self._waiting: str | None = None
+        self._front: str | None = None
         self._pending: dict[str, _Pending] = {}
         self._drawn = False
         self._drawn_at = 0.0
@@ -128,7 +139,9 @@ class LogView:
         if text:
             self._erase()
             self._write("".join(text))
-        self._draw(stream, pending)
+        if pending.data or self._front is None:
+            self._front = stream
+        self._draw(self._front, self._of(self._front))
 
     def finish(self) -> None:
         """Show what is left: lines that have no end."""
@@ -140,6 +153,12 @@ class LogView:
                 self._write("\n")
             pending.data = b""
             pending.open = False
+
+    def redraw(self) -> None:
+        """Draw what was held back."""
+        if self._waiting is not None:
+            stream, self._waiting, self._drawn_at = self._waiting, None, 0.0
+            self._draw(stream, self._of(stream))
 
     def clear(self) -> None:
         """Take the unfinished line off the terminal: something else is about to be written there."""
@@ -185,7 +204,11 @@ class LogView:
             return
         line = collapsed(pending.data)
         now = time.monotonic()
-        if not line or (self._drawn and now < self._drawn_at + _REDRAW):
+        if not line:
+            return
+        if self._drawn and now < self._drawn_at + REDRAW_EVERY:
+            self._waiting = stream
+            self._later()
             return
         text = label(stream) + safe(_SGR.sub(b"", line), limit=4 * self._width)
         self._write(f"{_ERASE}{text[: self._width - 1]}")
