@@ -25,8 +25,14 @@ EFFECTS = ("reads-files", "runs-commands")
 
 IMPORTED = ("numpy", "safetensors")
 """Imported for the check: this takes a fraction of a second."""
+REQUIRED = ("numpy",)
+"""What shipped probes cannot do without; safetensors files they read by themselves."""
 DESCRIBED = ("torch",)
 """Only looked up: importing torch takes seconds and may touch the GPUs."""
+UNNEEDED = {
+    "safetensors": "the shipped probes read its files without it",
+    "torch": "without a GPU only .pt and .bin files need it",
+}
 IMPORT_SECONDS = 20.0
 """A healthy import is far faster, on a cold network file system too."""
 SHM = "/dev/shm"  # noqa: S108 - looked at, never written to
@@ -334,12 +340,12 @@ def _judge_packages(result: Result, params: Params, context: Context) -> None:
         elif not package.found and package.version is not None:
             level, message = "degraded", "%s %s is installed by name, its module is missing" % (name, package.version)
             action = "install it again. " + _how_to_install(result, "--force-reinstall " + name)
-        elif not package.found and (name in IMPORTED or gpus):
+        elif not package.found and (name in REQUIRED or (name == "torch" and gpus)):
             level, message = "degraded", "%s is not installed" % name
-            evidence = ("needed by probes that read checkpoints" if name in IMPORTED else "needed by probes of GPUs",)
+            evidence = ("needed by probes that read checkpoints" if name in REQUIRED else "needed by probes of GPUs",)
             action = _how_to_install(result, name)
         elif not package.found:
-            message = "%s is not installed; without a GPU only .pt and .bin files need it" % name
+            message = "%s is not installed; %s" % (name, UNNEEDED[name])
         elif name == "torch" and not _recent(package.version or ""):
             evidence = ("older than %d.%d: .pt and .bin files will not be read with it" % SAFE_TORCH,)
         context.finding(level, name, message, value=package.version, evidence=evidence, action=action)
