@@ -35,11 +35,11 @@ class Params:
     __pydantic_config__ = {"extra": "forbid", "allow_inf_nan": False, "use_attribute_docstrings": True}
 
     a: str
-    """The mapping that the head was trained with: file or folder on the host. Safetensors (also sharded), .npy, .npz."""
+    """The mapping that the head was trained with: file or folder on the host. Safetensors and torch files (also sharded), .npy, .npz."""
     b: str
     """The mapping that it is, or would be, used with."""
     counts: str | None = None
-    """File with the number of times each target token was seen (.npy, .npz, safetensors); adds shares of text."""
+    """File with the number of times each target token was seen (.npy, .npz, safetensors, token_freq.pt); adds shares of text."""
     first: int = 20
     """How many of the first rows to return, 0 to 1000."""
     encoding_a: Literal["auto", "offset", "absolute"] = "auto"
@@ -80,7 +80,7 @@ class Files:
     path: str
     """Absolute path on the host of what was asked for."""
     kind: str | None
-    """safetensors, safetensors-sharded, npy or npz; None when the files are too damaged to tell."""
+    """safetensors, safetensors-sharded, torch, torch-sharded, npy or npz; None when the files are too damaged to tell."""
     kind_reason: str | None
     """How the kind was recognised."""
     files: tuple[str, ...]

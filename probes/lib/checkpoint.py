@@ -11,17 +11,18 @@ from dataclasses import dataclass
 
 from . import npy, safetensors
 from .files import Damaged, File, Unreadable, quoted, read_small
+from .floats import widen
 from .strict_json import parse_object
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    import numpy as np
     from numpy.typing import NDArray
 
     from .archive import Archive
     from .files import Meter
+    from .pickles import Part, TorchFile
 
 MAX_INDEX = 32 << 20
 """Bytes of an index.json; 200,000 names take about 20 MB."""
@@ -65,7 +66,7 @@ class Checkpoint:
 
     Args:
         path: what was asked for.
-        kind: ``safetensors``, ``safetensors-sharded``, ``npy``, ``npz``.
+        kind: ``safetensors``, ``safetensors-sharded``, ``torch``, ``torch-sharded``, ``npy``, ``npz``.
         reason: how the kind was recognised.
     """
 
@@ -172,12 +173,14 @@ class Safetensors(Checkpoint):
 
     def read(self, name: str) -> NDArray[Any]:
         """Return a tensor."""
+        import numpy as np
+
         file, tensor = self._tensor(name)
         if tensor.dtype != "BF16" and tensor.dtype not in _NUMPY:
             raise Unreadable(file.path, "tensor %s has the type %s, which is not read" % (quoted(name), quoted(tensor.dtype)))
         data = file.read(tensor.offset, tensor.size)
         if tensor.dtype == "BF16":
-            return _from_bfloat16(data).reshape(tensor.shape)
+            return widen(np.frombuffer(data, "<u2"), "bfloat16").reshape(tensor.shape)
         return _array(data, _NUMPY[tensor.dtype], file.path, name).reshape(tensor.shape)
 
     def place(self, name: str) -> Place:
@@ -196,6 +199,89 @@ class Safetensors(Checkpoint):
             file = self._file(path, self._meter)
             self._headers[path] = (file, safetensors.read_header(file))
         return self._headers[path]
+
+
+class Torch(Checkpoint):
+    """Files that torch.save wrote: one, or several of which each is opened when a tensor in it is asked for.
+
+    Args:
+        path, kind, reason: see :class:`Checkpoint`.
+        places: tensor name -> path of the file; None when ``single`` holds them all.
+        single: path of the only file.
+        meter: told of every byte.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        kind: str,
+        reason: str,
+        meter: Meter,
+        *,
+        single: str | None = None,
+        places: dict[str, str] | None = None,
+    ) -> None:
+        super().__init__(path, kind, reason)
+        self._meter = meter
+        self._single = single
+        self._places = places or {}
+        self._shards: dict[str, tuple[File, TorchFile]] = {}
+
+    def load(self) -> None:
+        """Take the only file apart; shards wait until they are needed."""
+        if self._single is not None:
+            self._places = dict.fromkeys(self._shard(self._single)[1].parts, self._single)
+
+    def names(self) -> list[str]:
+        """Return the names of all tensors."""
+        return list(self._places)
+
+    def entry(self, name: str) -> Entry:
+        """Return what the file says of a tensor."""
+        part = self._part(name)[2]
+        return Entry(part.dtype, part.shape)
+
+    def peek(self, name: str) -> Entry | None:
+        """Return the entry when its shard is open already."""
+        return self.entry(name) if self._places[name] in self._shards else None
+
+    def read(self, name: str) -> NDArray[Any]:
+        """Return a tensor."""
+        import numpy as np
+
+        file, archive, part = self._part(name)
+        stored = {"bool": "?", "uint8": "u1", "int8": "i1", "bfloat16": "<u2", "int16": "<i2", "int32": "<i4",
+                  "int64": "<i8", "float16": "<f2", "float32": "<f4", "float64": "<f8"}.get(part.dtype)  # fmt: skip
+        if stored is None:
+            raise Unreadable(file.path, "tensor %s has the type %s, which is not read" % (quoted(name), quoted(part.dtype)))
+        flat = _array(archive.raw(part), stored, file.path, name)
+        if part.strides is None:
+            array = flat.reshape(part.shape)
+        else:
+            steps = tuple(stride * flat.itemsize for stride in part.strides)
+            array = np.lib.stride_tricks.as_strided(flat, part.shape, steps, writeable=False).copy()
+        return widen(array, part.dtype) if part.dtype == "bfloat16" else array
+
+    def place(self, name: str) -> Place:
+        """Return where a tensor lies."""
+        file, _, part = self._part(name)
+        if part.held is not None or part.strides is not None:
+            return super().place(name)
+        return Place(file, part.offset)
+
+    def _part(self, name: str) -> tuple[File, TorchFile, Part]:
+        file, archive = self._shard(self._places[name])
+        if name not in archive.parts:
+            raise Damaged(file.path, "the index promises tensor %s here, which is not in it" % quoted(name))
+        return file, archive, archive.parts[name]
+
+    def _shard(self, path: str) -> tuple[File, TorchFile]:
+        from .pickles import TorchFile
+
+        if path not in self._shards:
+            file = self._file(path, self._meter)
+            self._shards[path] = (file, TorchFile(file))
+        return self._shards[path]
 
 
 class NpyFiles(Checkpoint):
@@ -308,6 +394,10 @@ def open_checkpoint(path: str, meter: Meter) -> Checkpoint:
     if found.kind == "safetensors-sharded":
         places = _read_index(found.files[""], meter)
         return _loaded(Safetensors(path, found.kind, found.reason, meter, places=places))
+    if found.kind == "torch":
+        return _loaded(Torch(path, found.kind, found.reason, meter, single=found.files[""]))
+    if found.kind == "torch-sharded":
+        return _loaded(Torch(path, found.kind, found.reason, meter, places=_read_index(found.files[""], meter)))
     if found.kind == "npz":
         return _loaded(Npz(path, found.reason, found.files[""], meter))
     return _loaded(NpyFiles(path, found.reason, found.files, meter))
@@ -369,9 +459,3 @@ def _array(data: bytes, dtype: str, path: str, name: str) -> NDArray[Any]:
         raise Damaged(path, "%s: bytes other than 0 and 1 in an array of truth values" % quoted(name))
     # Native byte order: what follows is faster, and a stray >i8 surprises nobody.
     return np.frombuffer(data, kind).astype(kind.newbyteorder("="), copy=False)
-
-
-def _from_bfloat16(data: bytes) -> NDArray[np.float32]:
-    import numpy as np
-
-    return (np.frombuffer(data, "<u2").astype(np.uint32) << 16).view(np.float32)

@@ -1,7 +1,8 @@
 """What each tensor of a drafter is for, whatever its trainer calls it.
 
 Trainers name the one decoder layer ``midlayer``, ``layers.0`` or ``model.layers.0`` and wrap everything in prefixes; here
-a tensor has one name, its role: ``d2t``, ``lm_head``, ``fc``, ``layers.0.self_attn.q_proj``.
+a tensor has one name, its role: ``d2t``, ``lm_head``, ``fc``, ``layers.0.self_attn.q_proj``. The role ``ids`` is that of
+target ids themselves, as NeMo and SGLang keep them, where ``d2t`` has offsets.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ _ROLES = {
     "d2t": "d2t",
     "draft_id_to_target_id": "d2t",
     "t2d": "t2d",
+    "selected_token_ids": "ids",
+    "hot_token_id": "ids",
     "lm_head.weight": "lm_head",
     "verifier_lm_head.weight": "verifier_lm_head",
     "embed_tokens.weight": "embed",

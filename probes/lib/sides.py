@@ -94,8 +94,11 @@ def understand(side: Side, others_vocab: int | None, claimed: str | None) -> Non
     if side.stored is None:
         return
     vocab = others_vocab if side.vocab is None else side.vocab
-    mapping = understand_d2t(side.stored.d2t, vocab, side.t2d, claimed)
+    mapping = understand_d2t(side.stored.d2t, vocab, side.t2d, claimed or side.stored.claimed)
     notes = [mapping.reason]
+    if claimed is None and side.stored.claimed is not None:
+        notes = ["%s holds token ids by its format" % shown(side.stored.d2t_name or "")]
+        notes += [] if mapping.ids is not None else [mapping.reason]
     if side.stored.d2t_name is None:
         notes.append("there is no d2t; servers then assume zeros")
     if side.vocab is None and vocab is not None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from . import config as configs
 from .checkpoint import Checkpoint, open_array, open_checkpoint
 from .files import Damaged, Unreadable, quoted
-from .roles import bare_name
+from .locate import META
+from .roles import role_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -44,6 +45,10 @@ class Stored:
     config_problem: str | None
     lm_head_rows: int | None
     """Rows of the drafter's output head; None where that is not in a file that was open anyway."""
+    claimed: str | None = None
+    """The encoding of d2t where the format says it (``absolute``: a list of selected token ids); None where none does."""
+    beside: str | None = None
+    """File name of the mapping where it does not come from the weights but from a file of the same checkpoint."""
 
 
 def read_stored(path: str, meter: Meter) -> Stored:
@@ -54,24 +59,51 @@ def read_stored(path: str, meter: Meter) -> Stored:
         Damaged: the file is broken, or what it calls d2t is no vector of numbers.
     """
     with open_checkpoint(path, meter) as checkpoint:
-        named = {wanted: _named(checkpoint, wanted) for wanted in ("d2t", "t2d", "lm_head.weight")}
         config, config_problem = configs.read(checkpoint.folder, meter)
-        name = named["d2t"][0] if named["d2t"] else None
-        if name is None:
-            head = _head_rows(checkpoint, named["lm_head.weight"])
-            dtype, d2t = None, _implied(checkpoint, config, head)
-        else:
-            dtype, d2t = checkpoint.entry(name).dtype, _vector(checkpoint, named["d2t"])
-            # After d2t: the file that holds it is open now.
-            head = _head_rows(checkpoint, named["lm_head.weight"])
-        t2d_dtype, t2d, t2d_problem = _optional_vector(checkpoint, named["t2d"])
+        names = {role: _named(checkpoint, role) for role in ("d2t", "ids", "t2d", "lm_head")}
+        if not names["d2t"] and not names["ids"]:
+            meta = _meta_beside(checkpoint)
+            if meta is not None:
+                with open_checkpoint(meta, meter) as other:
+                    found = _stored(other, {role: _named(other, role) for role in names}, config, config_problem)
+                    found = replace(found, lm_head_rows=_head_rows(checkpoint, names["lm_head"]))
+                return replace(found, kind=checkpoint.kind, kind_reason="%s; its mapping is in %s beside it"
+                               % (checkpoint.reason, os.path.basename(meta)), beside=os.path.basename(meta))  # fmt: skip
+        return _stored(checkpoint, names, config, config_problem)
+
+
+def _stored(
+    checkpoint: Checkpoint, names: dict[str, list[str]], config: configs.Config | None, config_problem: str | None
+) -> Stored:
+    """Return the mapping in ``checkpoint``, whose tensors have these roles."""
+    role = "ids" if names["ids"] and not names["d2t"] else "d2t"
+    name = names[role][0] if names[role] else None
+    if name is None:
+        head = _head_rows(checkpoint, names["lm_head"])
+        dtype, d2t = None, _implied(checkpoint, config, head)
+    else:
+        dtype, d2t = checkpoint.entry(name).dtype, _vector(checkpoint, names[role])
+        # After d2t: the file that holds it is open now.
+        head = _head_rows(checkpoint, names["lm_head"])
+    t2d_dtype, t2d, t2d_problem = _optional_vector(checkpoint, names["t2d"])
     return Stored(
-        checkpoint.kind, checkpoint.reason, name, dtype, d2t, t2d_dtype, t2d, t2d_problem, config, config_problem, head
-    )
+        checkpoint.kind, checkpoint.reason, name, dtype, d2t, t2d_dtype, t2d, t2d_problem, config, config_problem, head,
+        "absolute" if role == "ids" else None,
+    )  # fmt: skip
+
+
+def _meta_beside(checkpoint: Checkpoint) -> str | None:
+    """Return the path of NeMo's list of token ids beside weights without a mapping; None where there is none."""
+    if not checkpoint.kind.startswith(("safetensors", "torch")):
+        return None
+    places = [os.path.join(checkpoint.folder, name) for name in META]
+    return next((place for place in places if os.path.lexists(place)), None)
 
 
 def read_counts(path: str, meter: Meter) -> tuple[NDArray[Any], str]:
-    """Return (token counts, one per target token; the name of the array) from a ``.npy``, ``.npz`` or safetensors file.
+    """Return (token counts, one per target token; the name of the array) from a file of any kind that is read.
+
+    speculators writes them as a dict of counts by token id (``token_freq.pt``).
 
     Raises:
         Unreadable: not such a file, or no vector of counts in it.
@@ -100,13 +132,13 @@ def _counts_name(checkpoint: Checkpoint, path: str) -> str:
     for name in names[:1000]:
         entry = checkpoint.entry(name)
         whole = entry.dtype.startswith(("int", "uint"))
-        if whole and len(entry.shape) == 1 and bare_name(name) not in ("d2t", "t2d"):
+        if whole and len(entry.shape) == 1 and role_of(name) not in ("d2t", "t2d", "ids"):
             return name
     raise Unreadable(path, "holds no vector of counts", "one whole number per target token, named freq or counts")
 
 
-def _named(checkpoint: Checkpoint, wanted: str) -> list[str]:
-    return sorted((name for name in checkpoint.names() if bare_name(name) == wanted), key=lambda name: (len(name), name))
+def _named(checkpoint: Checkpoint, role: str) -> list[str]:
+    return sorted((name for name in checkpoint.names() if role_of(name) == role), key=lambda name: (len(name), name))
 
 
 def _vector(checkpoint: Checkpoint, names: list[str]) -> NDArray[Any]:

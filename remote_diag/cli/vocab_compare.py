@@ -18,7 +18,7 @@ _ENCODINGS = click.Choice(["auto", "offset", "absolute"])
 @click.command()
 @click.argument("a", metavar="A")
 @click.argument("b", metavar="B")
-@click.option("--counts", metavar="FILE", help="Token counts on the host (.npy, .npz, safetensors): adds shares of text.")
+@click.option("--counts", metavar="FILE", help="Token counts on the host (.npy, .npz, token_freq.pt): adds shares of text.")
 @click.option(
     "--first", type=click.IntRange(0, 1000), default=20, show_default=True, metavar="N", help="How many rows to show."
 )
@@ -30,7 +30,7 @@ def command(settings: Settings, /, **given: Any) -> int:
     """Compare the draft vocabularies of two EAGLE-3 checkpoints A and B.
 
     A is the mapping that the drafter's head was trained with, B the one it is used with: files or folders on the host
-    (safetensors, also sharded; d2t.npy with t2d.npy; .npz). Only the mapping is read, never the whole checkpoint. Exit
+    (safetensors; .bin and .pt of torch; both also sharded; d2t.npy with t2d.npy; .npz). Only the mapping is read, never the whole checkpoint. Exit
     status 1 means that they differ.
 
     \b

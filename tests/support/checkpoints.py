@@ -137,3 +137,36 @@ def write_sparse_checkpoint(path: Path, ids: NDArray[np.int64], vocab: int, *, h
         for array in mapping.values():
             file.write(array.tobytes())
     return path
+
+
+def write_torch(path: Path, content: Any, *, old: bool = False) -> Path:
+    """Write what ``torch.save`` makes of ``content``, whose arrays become tensors; ``old`` as before torch 1.6."""
+    import torch
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    torch.save(as_torch(content), path, _use_new_zipfile_serialization=not old)
+    return path
+
+
+def as_torch(content: Any) -> Any:
+    """Return ``content`` with its arrays and :class:`Raw` bfloat16 as tensors."""
+    import torch
+
+    if isinstance(content, dict):
+        return {name: as_torch(value) for name, value in content.items()}
+    if isinstance(content, Raw):
+        assert content.dtype == "BF16"
+        return torch.frombuffer(bytearray(content.data), dtype=torch.bfloat16).reshape(tuple(content.shape))
+    return torch.from_numpy(content.copy()) if isinstance(content, np.ndarray) else content
+
+
+def write_sharded_torch(folder: Path, shards: Sequence[Tensors]) -> Path:
+    """Write a folder with several files of torch and their index."""
+    folder.mkdir(parents=True, exist_ok=True)
+    places: dict[str, str] = {}
+    for number, tensors in enumerate(shards, 1):
+        name = f"pytorch_model-{number:05}-of-{len(shards):05}.bin"
+        write_torch(folder / name, dict(tensors))
+        places.update(dict.fromkeys(tensors, name))
+    (folder / "pytorch_model.bin.index.json").write_text(json.dumps({"metadata": {}, "weight_map": places}))
+    return folder

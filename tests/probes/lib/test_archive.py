@@ -100,7 +100,7 @@ def test_a_list_of_members_has_a_limit(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr("probes.lib.archive.MAX_DIRECTORY", 30_000)
     monkeypatch.setattr("probes.lib.archive._TAIL", 10_000)
     meter = Meter()
-    with pytest.raises(Damaged, match="more than 30000 bytes"):
+    with pytest.raises(Damaged, match="more than 40000 bytes"):
         archive(tmp_path / "z", data, meter)
     assert meter.bytes <= 40_000
 

@@ -1,9 +1,7 @@
 from __future__ import annotations
 
-import io
 import json
 import os
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -229,24 +227,6 @@ def test_a_missing_shard_is_named(tmp_path: Path) -> None:
     next(folder.glob("model-00002*")).unlink()
     with opened(folder) as checkpoint, pytest.raises(Unreadable, match=r"model-00002-of-00003\.safetensors: No such file"):
         checkpoint.read("d2t")
-
-
-@pytest.mark.parametrize("name", ["pytorch_model.bin", "vocab_mapping.pt", "cache.pth", "data_0.ckpt"])
-def test_pickles_are_refused_with_a_way_out(tmp_path: Path, name: str) -> None:
-    (tmp_path / name).write_bytes(b"\x80\x02.")
-    for path in (tmp_path / name, tmp_path):
-        with pytest.raises(Unreadable, match="does not read") as caught:
-            opened(path)
-        assert "weights_only=True" in (caught.value.hint or "")
-
-
-def test_an_archive_of_torch_is_no_npz(tmp_path: Path) -> None:
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w") as file:
-        file.writestr("archive/data.pkl", b"\x80\x02.")
-    (tmp_path / "cache").write_bytes(buffer.getvalue())
-    with opened(tmp_path / "cache") as checkpoint:
-        assert checkpoint.names() == []
 
 
 def test_arrays_of_objects_are_never_unpickled(tmp_path: Path) -> None:
