@@ -107,6 +107,7 @@ class AgentDriver:
         self.decoder = Decoder(self.entry_nonce, self.nonce)
         self.encoder = Encoder(self.nonce)
         self.frames: list[Frame] = []
+        self._unread: list[Frame] = []
         self.process = subprocess.Popen(
             [self.python, "-E", "-s", "-S", str(self.bundle / "agent" / "__main__.py"), self.entry_nonce],
             stdin=subprocess.PIPE,
@@ -180,14 +181,18 @@ class AgentDriver:
         self.send("file", hashlib.sha256(probe).hexdigest().encode() + b"\n" + probe)
 
     def incoming(self) -> Iterator[Frame]:
-        """Yield the frames as they come, until the agent closes its stdout."""
+        """Yield the frames as they come, until the agent closes its stdout; a later call goes on after the last one."""
         assert self.process.stdout is not None
         until = time.monotonic() + PATIENCE
-        while data := self.process.stdout.read(1 << 16):
-            for frame in self.decoder.feed(data):
-                self.frames.append(frame)
-                yield frame
+        while True:
+            while self._unread:
+                self.frames.append(self._unread.pop(0))
+                yield self.frames[-1]
             assert time.monotonic() < until, "the agent talks for too long"
+            data = self.process.stdout.read(1 << 16)
+            if not data:
+                return
+            self._unread += self.decoder.feed(data)
 
     def wait_for(self, kind: str) -> Frame:
         """Return the next frame of one kind; fails when the agent ends without it."""
