@@ -199,6 +199,10 @@ def _brief(error: BaseException) -> str:
 
 
 def _frames(error: BaseException, path: str) -> tuple[str, ...]:
-    from .traces import describe
+    try:
+        from .traces import describe
 
-    return describe(error, path)
+        return describe(error, path)
+    except (OSError, ImportError, MemoryError, RuntimeError):
+        # What the probe used up (descriptors, memory, threads, stack) is missing here too; the cause is known all the same.
+        return ()

@@ -8,13 +8,13 @@ import stat
 
 from . import layout
 from .digest import sha256
+from .removal import remove_tree, sweep
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from .request import Request
 
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
-_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | getattr(os, "O_CLOEXEC", 0)
 
 
 class StorageError(Exception):
@@ -154,57 +154,20 @@ class RunDirectory:
         except OSError as error:
             raise _explained("write to %s" % self.path, error) from None
 
-    def remove(self) -> None:
-        """Delete the directory with all that it holds, unless something else stands in its place; follow no link."""
-        if self._identity is None:
-            return
-        try:
-            descriptor = os.open(self.path, _DIRECTORY)
-        except OSError:
-            return
-        try:
-            status = os.fstat(descriptor)
-            if (status.st_dev, status.st_ino) != self._identity:
-                return
-            _empty(descriptor)
-        finally:
-            os.close(descriptor)
-        try:
-            os.rmdir(self.path)
-        except OSError:
-            return
-        self._identity = None
+    def remove(self, until: float = float("inf")) -> None:
+        """Delete the directory with all that it holds, unless something else stands in its place; follow no link.
+
+        Args:
+            until: when to give up, on ``time.monotonic``; another call goes on.
+        """
+        if self._identity is not None and remove_tree(self.path, self._identity, until):
+            self._identity = None
+
+    def sweep(self) -> None:
+        """Delete what agents that were killed left beside this directory."""
+        sweep(os.path.dirname(self.path))
 
     @property
     def exists(self) -> bool:
         """Whether the directory was made and not removed since."""
         return self._identity is not None
-
-
-def _empty(directory: int) -> None:
-    """Remove everything in the folder open as ``directory``; what resists stays."""
-    with os.scandir(directory) as entries:
-        found = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
-    for name, is_folder in found:
-        try:
-            if is_folder:
-                _remove_folder(name, directory)
-            else:
-                os.unlink(name, dir_fd=directory)
-        except OSError:
-            continue
-
-
-def _remove_folder(name: str, parent: int) -> None:
-    try:
-        descriptor = os.open(name, _DIRECTORY, dir_fd=parent)
-    except PermissionError:
-        # A folder that the probe made unreadable; chmod cannot be told to spare links, so the type was checked.
-        os.chmod(name, 0o700, dir_fd=parent)
-        descriptor = os.open(name, _DIRECTORY, dir_fd=parent)
-    try:
-        os.fchmod(descriptor, 0o700)
-        _empty(descriptor)
-    finally:
-        os.close(descriptor)
-    os.rmdir(name, dir_fd=parent)

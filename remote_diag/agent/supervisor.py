@@ -41,6 +41,8 @@ _BRIEF_GRACE = 0.4
 """Seconds that the processes of a run get to end by themselves when the client is gone."""
 _LONGEST_WAIT = 3600.0
 """Seconds; a month in milliseconds is more than poll() takes."""
+_TIDYING = 3.0
+"""Seconds to remove the run's folder in, before the client is told of the end; the rest goes afterwards."""
 _CHUNK = 1 << 16
 _REINSTALL = "remove %s on the host and run again: rdiag installs itself anew"
 
@@ -363,7 +365,7 @@ class Supervisor:
                 if result is not None:
                     verdict = _kept(directory, result, verdict)
             else:
-                directory.remove()
+                directory.remove(monotonic() + _TIDYING)
         if result is not None:
             self._outbox.put("result", result)
         end = {
@@ -400,6 +402,7 @@ class Supervisor:
             self._run.kill()
         if self._directory is not None and self._request is not None and not self._request.keep:
             self._directory.remove()
+            self._directory.sweep()
 
 
 def _kept(directory: RunDirectory, result: bytes, verdict: Verdict) -> Verdict:

@@ -386,6 +386,31 @@ def test_a_probe_that_closes_every_descriptor_gives_no_result(run_body: RunBody,
     assert [path.read_bytes() for path in tmp_path.glob("victim*")] == [b""] * 30
 
 
+HOARD_DESCRIPTORS = """
+kept = []
+while True:
+    kept.append(os.open("/dev/null", 0))
+"""
+HOARD_MEMORY = """
+import resource
+resource.setrlimit(resource.RLIMIT_AS, (1 << 26, 1 << 26))
+kept = []
+while True:
+    kept.append(str(len(kept)))
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (HOARD_DESCRIPTORS, ["OSError", "Too many open files"]),
+        (HOARD_MEMORY, ["out of memory"]),
+    ],
+)
+def test_a_probe_that_uses_everything_up_is_explained_all_the_same(run_body: RunBody, body: str, words: list[str]) -> None:
+    expect(run_body(body), "probe-error", *words)
+
+
 def test_the_context_refuses_forked_writers(run_body: RunBody) -> None:
     answer = run_body("""
         pid = os.fork()
@@ -527,6 +552,22 @@ def test_what_a_probe_leaves_in_its_directory_is_removed_and_links_are_not_follo
         expect(driver.run(probe), "ok")
     assert not driver.run_dir.exists()
     assert (tmp_path / "canary").read_text() == "x"
+
+
+def test_a_tree_deeper_than_any_path_or_stack_is_removed(bundle: Path) -> None:
+    probe = probe_source("""
+        os.chdir(context.run_dir)
+        for _ in range(3000):
+            os.mkdir("d" * 50)
+            open("file", "w").close()
+            os.chdir("d" * 50)
+        return Result(value=1)
+    """)
+    with AgentDriver(bundle) as driver:
+        answer = driver.run(probe)
+    expect(answer, "ok")
+    assert answer.stderr == b""
+    assert not driver.run_dir.exists()
 
 
 def test_another_directory_in_the_place_of_ours_is_spared(bundle: Path, tmp_path: Path) -> None:
