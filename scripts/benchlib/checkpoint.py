@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import statistics
@@ -18,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from .aims import Aim
+from .clock import usual_environment
 from .contenders import rdiag_env, rdiag_program
 
 HIDDEN = 7168
@@ -84,7 +84,7 @@ def measure(mappings: Path, directory: Path, rounds: int, tell: Callable[[str], 
         inventory.chmod(0o600)
         argv = [str(rdiag_program()), "vocab-compare", *(str(path.parent) for path in made)]
         argv += ["--json", "--host", "here", "-i", str(inventory)]
-        env = {**os.environ, **rdiag_env(directory / "rdiag")}
+        env = {**usual_environment(), **rdiag_env(directory / "rdiag")}
         size = made[0].stat().st_size
         _compare(argv, env)  # installs the agent, and fills the cache of the file system
         imported = (decoy.parent / "imported").exists()
@@ -144,7 +144,7 @@ def _write_decoy(directory: Path) -> Path:
     package.mkdir(parents=True)
     source = package / "__init__.py"
     source.write_text("import pathlib\npathlib.Path(__file__).with_name('imported').touch()\n")
-    env = {**os.environ, "PYTHONPATH": str(directory)}
+    env = {**usual_environment(), "PYTHONPATH": str(directory)}
     subprocess.run([sys.executable, "-c", "import torch"], env=env, check=True)
     (package / "imported").unlink()
     return source
@@ -164,7 +164,7 @@ def _compare(argv: list[str], env: dict[str, str]) -> Any:
 
 def _imports() -> float:
     started = time.perf_counter()
-    subprocess.run([sys.executable, "-c", "import numpy, safetensors"], check=True, stdin=subprocess.DEVNULL)
+    subprocess.run([sys.executable, "-c", "import numpy, safetensors"], check=True, stdin=subprocess.DEVNULL, env=usual_environment())
     return (time.perf_counter() - started) * 1000
 
 

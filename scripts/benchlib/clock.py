@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import statistics
 import subprocess
 import time
@@ -45,6 +46,8 @@ class Times:
     """What was measured of one contender, seconds."""
 
     wall: list[float] = field(default_factory=list)
+    cpu: list[float] = field(default_factory=list)
+    """Processor time of the local processes, what runs on the "host" not included."""
 
     @property
     def median(self) -> float:
@@ -58,20 +61,29 @@ class Times:
             "median_ms": round(self.median * 1000, 1),
             "min_ms": round(min(self.wall) * 1000, 1),
             "max_ms": round(max(self.wall) * 1000, 1),
+            "median_cpu_ms": round(statistics.median(self.cpu) * 1000, 1),
         }
 
 
-def run_once(contender: Contender) -> float:
-    """Run all steps of ``contender`` and return how long that took, seconds; raises Broken."""
-    env = {**os.environ, **contender.env}
+def usual_environment() -> dict[str, str]:
+    """Return the variables of this process, but for those that slow every Python down and that few people set."""
+    unusual = ("PYTHONDONTWRITEBYTECODE", "PYTHONUNBUFFERED", "PYTHONDEVMODE", "PYTHONPATH", "COVERAGE_PROCESS_START")
+    return {name: value for name, value in os.environ.items() if name not in unusual}
+
+
+def run_once(contender: Contender) -> tuple[float, float]:
+    """Run all steps of ``contender`` and return (wall, processor) time, seconds; raises Broken."""
+    env = {**usual_environment(), **contender.env}
     output = b""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     started = time.perf_counter()
     for step in contender.steps:
         output = _run_step(contender, step, env)
     elapsed = time.perf_counter() - started
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
     if contender.expect.encode() not in output:
         raise Broken(f"{contender.name} did not print the answer:\n{_tail(output)}")
-    return elapsed
+    return elapsed, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
 def _run_step(contender: Contender, step: Step, env: Mapping[str, str]) -> bytes:
@@ -119,5 +131,7 @@ def race(
         tell(f"round {number + 1} of {rounds}")
         shift = number % max(1, len(running))
         for contender in running[shift:] + running[:shift]:
-            times[contender.name].wall.append(run_once(contender))
+            wall, cpu = run_once(contender)
+            times[contender.name].wall.append(wall)
+            times[contender.name].cpu.append(cpu)
     return times

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 
 from rich.console import Console
@@ -17,12 +18,12 @@ def race_table(title: str, times: dict[str, Times], ours: str = contenders.RDIAG
     """Return one row a contender: median, range, and what ours is of it."""
     table = Table(title=title, title_justify="left", box=None, pad_edge=False)
     table.add_column("")
-    for heading in ("median", "min", "max", f"{ours} is"):
+    for heading in ("median", "min", "max", "local CPU", f"{ours} is"):
         table.add_column(heading, justify="right")
     base = times[ours].median if ours in times else None
     for name, measured in sorted(times.items(), key=lambda item: item[1].median):
         ratio = "" if base is None or name == ours else f"{base / measured.median:.2f} x"
-        seconds = (measured.median, min(measured.wall), max(measured.wall))
+        seconds = (measured.median, min(measured.wall), max(measured.wall), statistics.median(measured.cpu))
         table.add_row(name, *(f"{value * 1000:.0f} ms" for value in seconds), ratio)
     return table
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
@@ -10,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from .aims import Aim
-from .clock import Contender, Step, Times, race
+from .clock import Contender, Step, Times, race, usual_environment
 from .contenders import rdiag, rdiag_env, rdiag_program
 from .rig import Place
 from .workload import Workload
@@ -39,7 +38,7 @@ def profile(here: Place, work: Workload, directory: Path, top: int) -> str:
     contender = rdiag(here, work, directory)
     argv = [sys.executable, "-X", "importtime", *(str(word) for word in contender.steps[0].argv)]
     for _ in range(2):  # the first run installs the agent
-        done = subprocess.run(argv, capture_output=True, text=True, check=False, env={**os.environ, **contender.env})
+        done = subprocess.run(argv, capture_output=True, text=True, check=False, env={**usual_environment(), **contender.env})
     rows = re.findall(r"^import time:\s+(\d+) \|\s+(\d+) \| ( *)(\S+)$", done.stderr, re.MULTILINE)
     modules = [(int(own), int(total), len(indent) // 2, name) for own, total, indent, name in rows]
     packages: dict[str, int] = {}
