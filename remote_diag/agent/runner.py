@@ -48,17 +48,19 @@ def main(arguments: list[str]) -> None:
 
     Args:
         arguments: the run directory; from the agent also the nonce of the messages, the time (monotonic
-            clock, seconds) at which the run will be ended, and the number of the message pipe.
+            clock, seconds) at which the run will be ended, and the numbers of the message pipe and of the pipe
+            whose end is the end of this process.
     """
     directory = os.path.abspath(arguments[0]) if arguments else ""
-    if len(arguments) not in (1, 4):
+    if len(arguments) not in (1, 5):
         sys.exit("usage: python <bundle>/agent/probe_main.py <run directory>")
     with open(os.path.join(directory, "request.json"), "rb") as stream:
         request = json.loads(stream.read())
     channel: Channel
-    if len(arguments) == 4:
+    if len(arguments) == 5:
         channel = AgentChannel(int(arguments[3]), arguments[1])
         until = float(arguments[2])
+        os.set_inheritable(int(arguments[4]), False)  # noqa: FBT003 - the only way this call takes it
     else:
         enter_by_hand(request, directory)
         channel = HandChannel(directory)

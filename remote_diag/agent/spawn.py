@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from .request import Request
 
 _NICENESS = 10
+_SIGKILL = 9
+"""Importing its name would cost milliseconds."""
 _FIRST_TO_BE_KILLED = 1000
 """Value of oom_score_adj at which the kernel takes this process before any other."""
 
@@ -79,19 +81,23 @@ def encoded(text: str) -> bytes:
 class Spawned:
     """A started process and the ends of the pipes that lead to it."""
 
-    __slots__ = ("failure", "messages", "pid", "stderr", "stdout")
+    __slots__ = ("failure", "life", "messages", "pid", "stderr", "stdout")
 
-    def __init__(self, pid: int, failure: int, stdout: int, stderr: int, messages: int) -> None:
+    def __init__(self, pid: int, failure: int, stdout: int, stderr: int, messages: int, *, life: int) -> None:
         self.pid = pid
         self.failure = failure
         """Ends without a byte once the program runs; otherwise says why it does not."""
         self.stdout = stdout
         self.stderr = stderr
         self.messages = messages
+        self.life = life
+        """Never written to; when the last descriptor of it is closed, the process and its group are killed."""
 
 
 def spawn(argv: list[str], env: dict[str, str], directory: str | None, umask: int) -> Spawned:
-    """Start ``argv`` in its own session, at low priority, stdin empty; the message pipe's number is appended.
+    """Start ``argv`` in its own session, at low priority, stdin empty.
+
+    Two numbers are appended to ``argv``: of the message pipe, and of the pipe that ends with the agent.
 
     Raises:
         OSError: no more processes or descriptors are to be had.
@@ -99,20 +105,28 @@ def spawn(argv: list[str], env: dict[str, str], directory: str | None, umask: in
     pipes = [os.pipe() for _ in range(4)]
     readers = [reader for reader, _ in pipes]
     writers = [writer for _, writer in pipes]
-    arguments = [encoded(argument) for argument in (*argv, str(writers[3]))]
+    lifeline, life = os.pipe()
+    arguments = [encoded(argument) for argument in (*argv, str(writers[3]), str(lifeline))]
     variables = {encoded(name): encoded(value) for name, value in env.items()}
     pid = os.fork()
     if pid == 0:
-        _become(arguments, variables, directory, umask, writers)
-    for descriptor in writers:
+        os.close(life)
+        _become(arguments, variables, directory, umask, writers, lifeline=lifeline)
+    for descriptor in (*writers, lifeline):
         os.close(descriptor)
     for descriptor in readers:
         os.set_blocking(descriptor, False)
-    return Spawned(pid, *readers)
+    return Spawned(pid, *readers, life=life)
 
 
 def _become(
-    arguments: list[bytes], variables: dict[bytes, bytes], directory: str | None, umask: int, pipes: list[int]
+    arguments: list[bytes],
+    variables: dict[bytes, bytes],
+    directory: str | None,
+    umask: int,
+    pipes: list[int],
+    *,
+    lifeline: int,
 ) -> NoReturn:
     """Turn the forked copy into the program; on failure report the step and leave."""
     failure, stdout, stderr, messages = pipes
@@ -124,6 +138,7 @@ def _become(
         os.dup2(stderr, 2)
         os.set_inheritable(messages, True)  # noqa: FBT003 - the only way this call takes it
         _lower_priority()
+        _die_with_the_agent(lifeline)
         if directory is not None:
             step = "enter the working directory %s" % directory
             os.chdir(encoded(directory))
@@ -135,6 +150,24 @@ def _become(
         os.write(failure, encoded("%s: %s" % (step, reason)))
     finally:
         os._exit(127)
+
+
+def _die_with_the_agent(lifeline: int) -> None:
+    """Have the kernel kill this process group when the agent is gone, however it went.
+
+    Closing the other end of a pipe is an event on this one; whose signal, and to whom, can be chosen. Unlike
+    PR_SET_PDEATHSIG this needs no ctypes, and it reaches the group. It holds while anybody has ``lifeline`` open.
+    """
+    import fcntl
+
+    try:
+        fcntl.fcntl(lifeline, fcntl.F_SETOWN, -os.getpid())
+        fcntl.fcntl(lifeline, fcntl.F_SETSIG, _SIGKILL)
+        fcntl.fcntl(lifeline, fcntl.F_SETFL, os.O_RDONLY | os.O_ASYNC | os.O_NONBLOCK)
+        os.set_inheritable(lifeline, True)  # noqa: FBT003 - the only way this call takes it
+    except (OSError, AttributeError):
+        # A system without these calls; the agent ends its runs by itself in all cases but its own sudden death.
+        return
 
 
 def _lower_priority() -> None:

@@ -115,6 +115,21 @@ def test_a_client_that_goes_away_takes_the_run_with_it(
     assert driver.run_dir.exists() == keep
 
 
+def test_an_agent_that_is_killed_takes_the_probe_and_its_children_with_it(bundle: Path, pid_file: Path) -> None:
+    body = f"""
+        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGIO):
+            signal.signal(number, signal.SIG_IGN)
+        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"])
+        open({str(pid_file)!r}, "a").write("%d\\n%d\\n" % (os.getpid(), child.pid))
+        time.sleep(1000)
+    """
+    with AgentDriver(bundle) as driver:
+        pids = start(driver, pid_file, body, 2)
+        driver.process.kill()
+        assert wait_until(lambda: not any(map(alive, pids)), WITHIN)
+    assert driver.process.returncode == -signal.SIGKILL
+
+
 def test_a_client_that_goes_away_before_the_request_leaves_nothing(bundle: Path) -> None:
     for words in (b"", b"0" * 10, b"0" * 32 + b"\n"):
         with AgentDriver(bundle) as driver:
