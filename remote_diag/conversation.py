@@ -21,7 +21,7 @@ from .errors import (
     RdiagError,
     Refused,
 )
-from .events import Event, Log, Note, Progress, Started
+from .events import Event, Log, Note
 from .findings import Finding, status
 from .host import Host
 from .link import AgentLink
@@ -147,8 +147,7 @@ class Conversation:
         elif frame.kind == "need":
             self._send_probe(link, parse_need(frame.payload))
         elif frame.kind == "started":
-            started = parse_started(frame.payload)
-            self._tell(Started(started.pid, started.run_dir))
+            self._tell(parse_started(frame.payload))
         elif frame.kind == "result":
             if self._result is not None:
                 raise self._error(ProbeError, "two results arrived for one run")
@@ -161,8 +160,7 @@ class Conversation:
     def _take_from_probe(self, frame: Frame) -> None:
         try:
             if frame.kind == "progress":
-                progress = parse_progress(frame.payload)
-                self._tell(Progress(progress.done, progress.total, progress.unit, progress.label))
+                self._tell(parse_progress(frame.payload))
                 return
             if len(self._findings) >= MAX_FINDINGS:
                 raise self._error(ProbeError, f"the probe gave more than {MAX_FINDINGS} findings")

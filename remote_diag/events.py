@@ -5,30 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from .messages import Progress, Started
+
 
 @dataclass(frozen=True)
 class Note:
     """Something a person should know now: what is being uploaded, what was skipped."""
 
     text: str
-
-
-@dataclass(frozen=True)
-class Started:
-    """The probe runs."""
-
-    pid: int
-    run_dir: str
-
-
-@dataclass(frozen=True)
-class Progress:
-    """How far the probe says it is."""
-
-    done: float
-    total: float | None
-    unit: str
-    label: str
 
 
 @dataclass(frozen=True)
@@ -40,3 +24,5 @@ class Log:
 
 
 Event = Note | Started | Progress | Log
+
+__all__ = ["Event", "Log", "Note", "Progress", "Started"]
