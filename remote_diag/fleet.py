@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from typing import Any
+from typing import Any, TypeVar
 
 from .errors import InternalError, RdiagError
 from .exitcodes import ExitCode, fold
@@ -14,9 +14,10 @@ from .outcome import Outcome
 MAX_AT_ONCE = 64
 
 Answer = Outcome[Any] | RdiagError
+T = TypeVar("T")
 
 
-def run_on_all(hosts: Sequence[Host], run: Callable[[Host], Outcome[Any]]) -> Iterator[tuple[Host, Answer]]:
+def run_on_all(hosts: Sequence[Host], run: Callable[[Host], T]) -> Iterator[tuple[Host, T | RdiagError]]:
     """Call ``run`` for every host, at most :data:`MAX_AT_ONCE` at a time, and yield answers as they arrive."""
     pool = ThreadPoolExecutor(max_workers=max(1, min(len(hosts), MAX_AT_ONCE)), thread_name_prefix="host")
     try:
@@ -39,7 +40,7 @@ def as_dict(host: Host, answer: Answer) -> dict[str, Any]:
     return answer.as_dict()
 
 
-def _answer(host: Host, run: Callable[[Host], Outcome[Any]]) -> Answer:
+def _answer(host: Host, run: Callable[[Host], T]) -> T | RdiagError:
     try:
         return run(host)
     except RdiagError as error:

@@ -24,6 +24,7 @@ from .transport import for_host
 from .transport.base import SafeCommand, SafePath, Transport
 
 if TYPE_CHECKING:
+    from .jobs import Cleaned, JobRecord, JobSpec, Stopped
     from .probe import Probe, ProbeModule
 
 ParamsT = TypeVar("ParamsT")
@@ -219,6 +220,30 @@ class Session:
             bundle_dir=f"{hello.cache}/{self.bundle.digest}",
             notes=(*self.transport.facts.notes, *self.notes),
         )
+
+    def launch(self, spec: JobSpec, *, force: bool = False, launch_id: str | None = None) -> JobRecord:
+        """Launch a job that outlives this session; see :func:`remote_diag.jobs.launch`."""
+        from . import jobs
+
+        return jobs.launch(self, spec, launch_id=launch_id or jobs.new_launch_id(), force=force, tell=self._tell)
+
+    def jobs(self, name: str | None = None, *, launch_id: str | None = None) -> list[JobRecord]:
+        """Return the jobs of the host; see :func:`remote_diag.jobs.jobs`."""
+        from . import jobs
+
+        return jobs.jobs(self, name, launch_id=launch_id, tell=self._tell)
+
+    def stop(self, job: str, *, grace: float = 30.0, by: str = "") -> Stopped:
+        """End every process of a job; see :func:`remote_diag.jobs.stop`."""
+        from . import jobs
+
+        return jobs.stop(self, job, grace=grace, by=by, tell=self._tell)
+
+    def clean(self, *, older_than_s: float, dry_run: bool = False) -> Cleaned:
+        """Remove old finished jobs and caches from the host; see :func:`remote_diag.jobs.clean`."""
+        from . import jobs
+
+        return jobs.clean(self, older_than_s=older_than_s, dry_run=dry_run, tell=self._tell)
 
     def _load(self, probe: Any) -> Probe[Any, Any]:
         from .discovery import find

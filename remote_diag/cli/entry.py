@@ -22,13 +22,18 @@ if TYPE_CHECKING:
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "check": ("check", "Look at a host: connection, login shell, Python, disk, limits."),
+    "clean": ("clean", "Remove what old jobs and old releases of rdiag left on a host."),
     "hosts": ("hosts", "Show the inventory, and which file it came from."),
+    "jobs": ("jobs", "List the jobs of the hosts, and their states."),
+    "launch": ("launch", "Start a job that outlives the connection, and follow it."),
     "logs": ("logs", "Mirror and follow the logs of a job."),
     "loss-check": ("loss_check", "Say what the loss and accuracy of a training mean."),
     "new-probe": ("new_probe", "Write a small working probe, and its test."),
     "probes": ("probes", "List the probes, or describe one."),
     "run": ("run", "Run any probe on a host."),
+    "stop": ("stop", "Stop a job, and say whether that worked."),
     "trust": ("trust", "Show a host's key and record it after a yes."),
+    "verifier-head": ("verifier_head", "Say which mapping the head of a drafter follows."),
     "vocab-compare": ("vocab_compare", "Compare the draft vocabularies of two EAGLE-3 checkpoints."),
 }
 """Command name -> (module in this package, one line of help); modules are imported when their command is called."""

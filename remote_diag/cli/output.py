@@ -27,6 +27,11 @@ def print_json(value: dict[str, Any]) -> None:
     sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=True, allow_nan=False) + "\n")
 
 
+def print_list(values: list[dict[str, Any]]) -> None:
+    """Print a JSON list of objects, as :func:`print_json` prints one."""
+    sys.stdout.write(json.dumps(values, indent=2, ensure_ascii=True, allow_nan=False) + "\n")
+
+
 def console(*, stderr: bool = False) -> Console:
     """Return a rich console that takes text as it is: no markup, no emoji codes, no automatic highlighting."""
     from rich.console import Console

@@ -64,7 +64,7 @@ class JobFiles:
                 if frame is None or frame.kind not in ("file", "file-part"):
                     raise Failure(ENVIRONMENT, "the client did not send the files that were asked for")
                 done += self._take(frame.kind, frame.payload, missing)
-                self._tell(done, total, last=not missing)
+                self._tell(done, total, now=frame.kind == "file-part" or not missing)
         finally:
             for incoming in self._open.values():
                 incoming.discard()
@@ -124,10 +124,11 @@ class JobFiles:
             ) from None
         return len(data)
 
-    def _tell(self, done: int, total: int, *, last: bool) -> None:
-        now = monotonic()
-        if last or now >= self._last_progress + _PROGRESS_EVERY:
-            self._last_progress = now
+    def _tell(self, done: int, total: int, *, now: bool) -> None:
+        """Say how much is here; the client sends parts only so far ahead of that."""
+        time = monotonic()
+        if now or time >= self._last_progress + _PROGRESS_EVERY:
+            self._last_progress = time
             self._peer.put("progress", {"done": done, "total": total, "unit": "B", "label": "files"})
 
     def _copy(self, one: SentFile, target: Any) -> None:

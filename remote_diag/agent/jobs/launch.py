@@ -20,6 +20,7 @@ from ..storage import StorageError, create, private_directory
 from . import detach, names, record
 from .checks import GpuChoice, check_room
 from .files import JobFiles
+from .listing import describe
 from .packages import installed_packages
 from .remove import remove_tree
 from .request import LaunchRequest
@@ -346,20 +347,7 @@ class Launch:
         return value if isinstance(value, dict) else {}
 
     def _report(self, paths: JobPaths) -> dict[str, Any]:
-        job = record.Job(paths.directory)
-        return {
-            "job": job.id,
-            "launch_id": self._request.launch_id,
-            **job.judge(),
-            "log": as_utf8(paths.stdout),
-            "directory": as_utf8(paths.directory),
-            "pid": record.integer(job.state, "pid"),
-            "started_at": record.number(job.state, "started_at"),
-            "ended_at": record.number(job.state, "ended_at"),
-            "gpus": job.record.get("gpus"),
-            "forced": job.record.get("forced") or [],
-            "warning": self._warning,
-        }
+        return {**describe(record.Job(paths.directory)), "warning": self._warning}
 
 
 def _filled_in(text: str, words: dict[str, str]) -> str:
