@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from .proxy_command import ProxyProcess
 
 
+_PAUSES = (0.3, 0.8, 2.0)
+"""Seconds before another try, give or take half, when a server turns a connection away before it says a word."""
+
+
 class Opening:
     """The way to a host, up to the identification line of the first server on it; starts at once.
 
@@ -38,7 +42,7 @@ class Opening:
         self._wire: Wire | None = None
         self._proxy: ProxyProcess | None = None
         self._failure: BaseException | None = None
-        self._abandoned = False
+        self._abandoned = threading.Event()
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._run, name=f"connect {host.name}", daemon=True)
         self._thread.start()
@@ -58,7 +62,7 @@ class Opening:
     def abandon(self) -> None:
         """Close what is open, and whatever the thread may still open; idempotent."""
         with self._lock:
-            self._abandoned = True
+            self._abandoned.set()
             wire, proxy = self._wire, self._proxy
         if wire is not None:
             wire.close()
@@ -91,12 +95,31 @@ class Opening:
         resolved = time.monotonic()
         self.seconds["resolve"] = resolved - started
         where = f"{settings.hostname}:{settings.port}"
-        self._step = ("connect", f"connecting to {where}")
-        try:
-            wire = Wire(sockets.connect(addresses, self.deadline))
-        except OSError as error:
-            raise network_failure(error, self._host, where, self._step[1], self.deadline.seconds) from None
-        self._identify(wire, settings, started=resolved)
+        for pause in (*_PAUSES, None):
+            self._step = ("connect", f"connecting to {where}")
+            try:
+                wire = Wire(sockets.connect(addresses, self.deadline))
+            except OSError as error:
+                raise network_failure(error, self._host, where, self._step[1], self.deadline.seconds) from None
+            try:
+                self._identify(wire, settings, started=resolved)
+            except UnreachableError as error:
+                if pause is None or not self._may_try_again(error, pause):
+                    raise
+            else:
+                return
+
+    def _may_try_again(self, error: UnreachableError, pause: float) -> bool:
+        """Wait, and return True, when a busy server turned us away: nothing was begun, and no login was tried.
+
+        Many hosts behind one jump host are many logins at once to sshd, and MaxStartups drops some of them at random.
+        """
+        if not isinstance(error.__cause__, (EOFError, ConnectionError)):
+            return False
+        from random import uniform
+
+        pause *= uniform(0.5, 1.5)  # noqa: S311 - it only has to differ from that of the others
+        return pause < self.deadline.remaining() and not self._abandoned.wait(pause)
 
     def _proxied(self, command: str) -> Wire:
         from .proxy_command import ProxyProcess
@@ -110,7 +133,7 @@ class Opening:
     def _identify(self, wire: Wire, settings: SshSettings, *, started: float) -> None:
         with self._lock:
             self._wire = wire
-            abandoned = self._abandoned
+            abandoned = self._abandoned.is_set()
         if abandoned:
             wire.close()
             return
@@ -146,6 +169,6 @@ def identify(wire: Wire, host: Host, where: str, deadline: Deadline) -> None:
             phase="connect",
             hint=BUSY_SERVER,
             retryable=True,
-        ) from None
+        ) from error
     except OSError as error:
-        raise network_failure(error, host, where, doing, deadline.seconds) from None
+        raise network_failure(error, host, where, doing, deadline.seconds) from error

@@ -182,8 +182,18 @@ def test_preamble_one_byte_at_a_time_ends_at_the_deadline() -> None:
     assert "timed out after 0.7 s" in error.message
 
 
+@pytest.fixture
+def brisk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let other tries at a busy server follow at once."""
+    monkeypatch.setattr("remote_diag.transport.opening._PAUSES", (0.01, 0.01, 0.01))
+
+
+@pytest.mark.usefixtures("brisk")
 def test_closed_before_the_identification() -> None:
+    tries = []
+
     def busy(connection: socket.socket) -> None:
+        tries.append(connection)
         connection.sendall(b"Exceeded MaxStartups\r\n")
         connection.shutdown(socket.SHUT_WR)
         connection.recv(100)
@@ -193,6 +203,36 @@ def test_closed_before_the_identification() -> None:
     assert "Exceeded MaxStartups" in error.message
     assert "MaxStartups" in str(error.hint)
     assert error.retryable
+    assert len(tries) == 4
+
+
+def test_a_server_that_is_busy_for_a_moment(start_sshd: Callable[..., sshd.TestSshd]) -> None:
+    with start_sshd(extra_config="MaxStartups 1:100:1") as server:
+        held = pending_login(server.port)
+        held.__enter__()
+        threading.Timer(0.4, held.__exit__, (None, None, None)).start()
+        transport = SshTransport(server.host(name="h"))
+        transport.connect()
+        transport.close()
+
+
+def test_no_other_try_after_the_deadline_or_after_the_identification() -> None:
+    tries = []
+
+    def busy(connection: socket.socket) -> None:
+        tries.append(connection)
+        connection.close()
+
+    def fickle(connection: socket.socket) -> None:
+        connection.sendall(b"SSH-2.0-Fake_1.0\r\n")
+        busy(connection)
+
+    with answering(busy) as port:
+        failure(Host(name="h", address="127.0.0.1", user="u", port=port, connect_timeout=0.1), within=1.0)
+    assert len(tries) == 1
+    with answering(fickle) as port:
+        failure(at(port))
+    assert len(tries) == 2
 
 
 @pytest.mark.parametrize("end", ["rst", "fin", "garbage", "silence", "endless"])
@@ -230,6 +270,7 @@ def test_old_protocol_version() -> None:
 # --- A real server, and a bad line ----------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("brisk")
 @pytest.mark.parametrize("how", ["rst", "fin"])
 @pytest.mark.parametrize("after", [1, 20, 41, 100, 500, 1100, 1300, 1500])
 def test_cut_during_the_handshake(zsh_server: sshd.TestSshd, after: int, how: str) -> None:
@@ -397,6 +438,7 @@ def pending_login(port: int) -> Iterator[None]:
     raise AssertionError("the server accepts nobody")
 
 
+@pytest.mark.usefixtures("brisk")
 def test_one_start_at_a_time(start_sshd: Callable[..., sshd.TestSshd]) -> None:
     with start_sshd(extra_config="MaxStartups 1:100:1") as server:
         with pending_login(server.port):
