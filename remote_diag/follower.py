@@ -416,7 +416,7 @@ class Follower:
         hidden = stream.show_from - data.offset if copy is stream.copy else 0
         shown = data.data if hidden <= 0 else data.data[hidden:]
         if shown:
-            self._tell(LogBytes(stream.file.stream, shown))
+            self._tell(LogBytes(stream.file.stream, bytes(shown)))
 
     def _take_gone(self, gone: Gone) -> None:
         stream = self._streams.get(gone.stream)

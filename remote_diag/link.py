@@ -143,6 +143,7 @@ class AgentLink:
             frames = list(self._decoder.feed(stdout))
         except FrameError as error:
             raise self._lost(f"the answer is damaged: {error}") from error
-        if frames:
+        if frames or self._decoder.inside_frame:
+            # A large frame may take long on a slow line; its bytes are a sign of life as well.
             self._last_heard = time.monotonic()
         return frames

@@ -86,7 +86,7 @@ class Data:
 
     number: int
     offset: int
-    data: bytes
+    data: memoryview
 
 
 @dataclass(frozen=True)
@@ -279,7 +279,7 @@ def _parse_gone(payload: bytes) -> Gone:
 def _parse_data(payload: bytes) -> Data:
     if len(payload) < 10:
         raise MessageError("data: empty")
-    return Data(payload[0], int.from_bytes(payload[1:9], "big"), payload[9:])
+    return Data(payload[0], int.from_bytes(payload[1:9], "big"), memoryview(payload)[9:])
 
 
 def _parse_changed(payload: bytes) -> JobState:

@@ -15,6 +15,7 @@ import hashlib
 import os
 import secrets
 import stat
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,6 +27,8 @@ CHECKED = 4096
 """At most so many bytes before the end are compared with the host's."""
 SYNC_EVERY = 5.0
 """Seconds after which bytes that were written are on the disk, not only with the kernel."""
+
+_SYNC_BYTES = 32 * 1024 * 1024
 
 
 class Busy(Exception):
@@ -41,7 +44,7 @@ class Copy(Protocol):
         """Return the last bytes before :attr:`offset`, at most :data:`CHECKED`."""
         ...
 
-    def append(self, data: bytes) -> None:
+    def append(self, data: memoryview) -> None:
         """Add what follows :attr:`offset`."""
         ...
 
@@ -65,10 +68,10 @@ class Position:
         """Return the last bytes before :attr:`offset`."""
         return self._tail
 
-    def append(self, data: bytes) -> None:
+    def append(self, data: memoryview) -> None:
         """Go on by ``data``."""
         self.offset += len(data)
-        self._tail = (self._tail + data[-CHECKED:])[-CHECKED:]
+        self._tail = (self._tail + bytes(data[-CHECKED:]))[-CHECKED:]
 
     def sync(self, *, now: bool = False) -> None:
         """Do nothing: there is no disk."""
@@ -92,8 +95,11 @@ class Mirror:
     def __init__(self, path: Path, *, lazy: bool = False) -> None:
         self.path = path
         self.offset = 0
+        self._synced = 0
         self._descriptor = -1
         self._dirty_since: float | None = None
+        self._syncing: threading.Thread | None = None
+        self._problem: OSError | None = None
         if not (lazy and not os.path.lexists(path)):
             self._open()
 
@@ -101,7 +107,7 @@ class Mirror:
         with _explained(self.path):
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._descriptor = _open_locked(self.path)
-            self.offset = os.fstat(self._descriptor).st_size
+            self.offset = self._synced = os.fstat(self._descriptor).st_size
 
     def tail(self) -> bytes:
         """Return the last bytes before :attr:`offset`."""
@@ -111,9 +117,9 @@ class Mirror:
         with _explained(self.path):
             return os.pread(self._descriptor, count, self.offset - count)
 
-    def append(self, data: bytes) -> None:
+    def append(self, data: memoryview) -> None:
         """Add what follows; raise LocalIOError when not all of it could be written. What was, counts."""
-        view = memoryview(data)
+        view = data
         if self._descriptor < 0:
             self._open_late()
         with _explained(self.path, self.offset):
@@ -132,13 +138,34 @@ class Mirror:
             return os.pread(self._descriptor, min(count, self.offset - offset), offset)
 
     def sync(self, *, now: bool = False) -> None:
-        """Have the disk keep what was added; by default only when that is due."""
-        if self._dirty_since is None:
-            return
-        if now or time.monotonic() - self._dirty_since >= SYNC_EVERY:
+        """Have the disk keep what was added: all of it ``now``, or in the background, when it is due.
+
+        Raises LocalIOError when the disk could not, this time or the last time.
+        """
+        late = self._dirty_since is not None and time.monotonic() - self._dirty_since >= SYNC_EVERY
+        due = late or self.offset - self._synced >= _SYNC_BYTES or (now and self._dirty_since is not None)
+        if self._syncing is not None and (now or not self._syncing.is_alive()):
+            self._syncing.join()
+            self._syncing = None
+        if due and self._syncing is None:
             self._dirty_since = None
-            with _explained(self.path, self.offset):
-                os.fdatasync(self._descriptor)
+            self._synced = self.offset
+            self._syncing = threading.Thread(target=self._write_through, name="sync", daemon=True)
+            self._syncing.start()
+            if now:
+                self._syncing.join()
+                self._syncing = None
+        if self._problem is not None:
+            problem, self._problem = self._problem, None
+            with _explained(self.path):
+                raise problem
+
+    def _write_through(self) -> None:
+        # In a thread of its own: a busy disk takes its time, and lines go on arriving meanwhile.
+        try:
+            os.fdatasync(self._descriptor)
+        except OSError as error:
+            self._problem = error
 
     def set_aside(self) -> tuple[Path, Mirror]:
         """Give the file another name and begin a new one; return (the other name, the new mirror).

@@ -172,7 +172,8 @@ class Decoder:
         _, sequence, kind, length, checksum = self._header
         if len(self._buffer) < length + 1:
             return None
-        payload = bytes(self._buffer[:length])
+        with memoryview(self._buffer) as whole, whole[:length] as part:
+            payload = bytes(part)
         if self._buffer[length] != 0x0A or zlib.crc32(payload) & 0xFFFFFFFF != checksum:
             raise FrameError("frame %d (%s) is damaged" % (sequence, kind))
         del self._buffer[: length + 1]

@@ -16,7 +16,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Callable
 
-CHUNK = 128 * 1024
+CHUNK = 256 * 1024
 """Bytes that are read at once."""
 CHECKED = 4096
 """At most so many bytes before an offset are compared to find out whether a copy belongs to a file."""

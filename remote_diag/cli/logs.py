@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 LAST_SHOWN = 64 * 1024
 """Of what a log holds already, a terminal gets so many bytes; a pipe gets all of it."""
 _SIZE = re.compile(r"([0-9]{1,18})([kKmMgG]?)(?:i?[bB])?\Z")
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 
 
@@ -161,6 +162,22 @@ def show_logs(settings: Settings, host: Host, job: str, wanted: Wanted, *, raw: 
         return ended
 
 
+def keep_memory() -> None:
+    """Have the C library keep freed blocks of this process instead of giving them back to the kernel each time.
+
+    Bytes arrive in pieces of 256 KiB; by default each is a mapping of its own, whose pages the kernel has to clear again
+    and again. That is a sixth of the time that a large log takes. Does nothing where there is no such setting.
+    """
+    try:
+        import ctypes
+
+        library = ctypes.CDLL(None)
+        for setting in (_M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD):
+            library.mallopt(setting, 32 * 1024 * 1024)
+    except (ImportError, OSError, AttributeError):
+        return
+
+
 def as_dict(ended: Followed) -> dict[str, Any]:
     """Return what ``--json`` prints."""
     from ..outcome import SCHEMA_VERSION
@@ -201,6 +218,7 @@ class Screen:
         self._terminal = sys.stdout.isatty()
         self._raw = raw
         self._bar: Any = None
+        self._expects_much = False
         self._task: Any = None
         color = self._terminal and not os.environ.get("NO_COLOR")
         self._one_at_a_time = threading.RLock()
@@ -270,6 +288,9 @@ class Screen:
         self.note(event.text)
 
     def _show_progress(self, event: Any) -> None:
+        if not self._expects_much:
+            self._expects_much = True
+            keep_memory()
         if not sys.stderr.isatty():
             return
         if event.total is not None and event.done >= event.total:
