@@ -27,6 +27,10 @@ install() {
         echo "$cache is a link, or belongs to somebody else" >&2
         say cannot-create 1
     fi
+    # What installations left that were cut short, a day ago or earlier: <hash>.<nonce>, and names made of that.
+    some='????????????????'
+    find "$cache" -maxdepth 1 -name "$some$some$some$some.$some$some*" ! -name '*[!0-9a-z.]*' -mtime +0 \
+        -exec rm -rf {} + 2>/dev/null
     place=$cache/$hash
     if [ -d "$place" ] && [ "$3" != replace ]; then
         say installed 0

@@ -123,6 +123,27 @@ def test_who_comes_second_leaves_the_first_ones_files_alone(tmp_path: Path) -> N
     assert bundle_digest(str(place)) == built.digest
 
 
+@pytest.mark.parametrize("shell", SHELLS)
+def test_what_broken_connections_left_is_removed_a_day_later(tmp_path: Path, shell: str) -> None:
+    cache = tmp_path / "cache"
+    cache.mkdir(mode=0o700)
+    stem = f"{'0a' * 32}.{NONCE}"
+    for name in (stem, f"{stem}.old"):
+        (cache / name / "agent").mkdir(parents=True)
+    for name in (f"{stem}.install", f"{stem}.install.0123456789abcdef.part"):
+        (cache / name).touch()
+    left = set(cache.iterdir())
+    young = cache / f"{stem}.install.00.part"
+    others = {young, cache / "runs", cache / ("0a" * 32), cache / "notes.txt", cache / f"My {stem}"}
+    for path in others:
+        path.touch()
+    for path in (left | others) - {young}:
+        os.utime(path, (0, 0))
+    done = run_installer(bundle.build(Environment()).installer(), "cache", NONCE, "keep", shell=shell, cwd=tmp_path)
+    assert b"installed" in done.stdout
+    assert set(cache.iterdir()) == others | {cache / bundle.build(Environment()).digest}
+
+
 def test_a_cache_that_is_a_link_is_refused(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "cache").symlink_to("elsewhere")
