@@ -207,7 +207,7 @@ class Follower:
         self._streams: dict[str, _Stream] = {}
         self._numbers: dict[int, tuple[_Stream, Copy]] = {}
         self._set_aside: list[Copy] = []
-        self._known = False
+        self._known = self._ranks_mentioned = False
         self._backoff = Backoff()
         self._failed_starts = 0
         self._progress_at = 0.0
@@ -323,6 +323,10 @@ class Follower:
         """Open the local copy of a log; only show it when another process keeps that file."""
         name, wanted = offer.stream, self._wanted
         shown = wanted.shows(name)
+        rank = rank_of(name)
+        if wanted.show and not shown and rank is not None and not self._ranks_mentioned:
+            self._ranks_mentioned = True
+            self._tell(Note(f"single ranks have logs of their own, which are mirrored too; to see one: --rank {rank}"))
         if wanted.start is not None:
             return _Stream(CopiedFile(name, None), Position(), shown=shown)
         path = wanted.path(self.job, name)

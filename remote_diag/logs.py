@@ -9,7 +9,7 @@ import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from . import __version__
 from .agent.frames import Frame
@@ -21,6 +21,9 @@ from .link import AgentLink
 from .messages import MessageError
 from .messages import _Fields as Fields
 from .text import safe
+
+if TYPE_CHECKING:
+    from .session import Session
 
 SegmentEvent = Literal["begun", "resumed", "rotated", "truncated", "rewritten", "different"]
 ENDED = frozenset({"exited", "failed", "stopped", "lost", "unknown"})
@@ -198,6 +201,38 @@ class LogConversation:
     def _lost(self, cause: str, *, retryable: bool = True) -> RdiagError:
         hint = "the job goes on; run the same command again: it continues where this one stopped"
         return ConnectionLost(cause, host=self._host.name, hint=hint, retryable=retryable)
+
+
+def read(
+    session: Session, job: str, *, stream: str = "stdout", offset: int = 0, follow: bool = False
+) -> Iterator[bytes]:
+    """Yield the bytes of one log, as they are, over one connection; nothing is kept on this machine.
+
+    :class:`remote_diag.follower.Follower` is what survives a lost connection.
+
+    Args:
+        session: the host.
+        job: a job id, or a name for its latest attempt.
+        stream: ``stdout``, ``stderr``, ``rank0``, ...
+        offset: where to begin, bytes.
+        follow: go on until the job has ended, instead of until the end that the log has now.
+
+    Raises:
+        ConnectionLost: the connection ended first.
+        StateUnknown: there is no such job.
+    """
+    link = session.agent()
+    try:
+        conversation = LogConversation(link, session.host)
+        conversation.begin(job, follow=follow)
+        for message in conversation.messages():
+            if isinstance(message, Offer):
+                wanted = message.stream == stream
+                conversation.take(message.stream, {"from": "offset", "count": offset} if wanted else {"from": "nothing"})
+            elif isinstance(message, Data):
+                yield bytes(message.data)
+    finally:
+        link.close()
 
 
 def _parse(frame: Frame) -> Message | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar, overload
@@ -244,6 +244,12 @@ class Session:
         from . import jobs
 
         return jobs.clean(self, older_than_s=older_than_s, dry_run=dry_run, tell=self._tell)
+
+    def read_log(self, job: str, *, stream: str = "stdout", offset: int = 0, follow: bool = False) -> Iterator[bytes]:
+        """Yield the bytes of one log of a job; see :func:`remote_diag.logs.read`."""
+        from . import logs
+
+        return logs.read(self, job, stream=stream, offset=offset, follow=follow)
 
     def _load(self, probe: Any) -> Probe[Any, Any]:
         from .discovery import find

@@ -30,7 +30,6 @@ for folder in (ROOT, ROOT / "scripts"):
 
 from benchlib import rig  # noqa: E402
 from benchlib.aims import Aim  # noqa: E402
-
 from tests.support.cli import command, environment  # noqa: E402
 from tests.support.jobs import FakeJob  # noqa: E402
 from tests.support.sshd import Missing, TestSshd, tool, wait_until  # noqa: E402
@@ -186,7 +185,7 @@ def measure(bench: Bench, *, lines: int, rounds: int, size: int, idle_s: float) 
     for number in range(rounds):
         tell(f"delay of a line, round {number + 1} of {rounds}")
         for who, found in delays.items():
-            found += bench.delays(who, lines)
+            found.extend(bench.delays(who, lines))
     for who, found in delays.items():
         answer[who] = {
             "lines": len(found),

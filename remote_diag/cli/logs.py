@@ -97,6 +97,7 @@ def command(
     rdiag logs finetune.v1 --no-follow --output finetune.log
     """
     from ..follower import Start
+    from .jobs import host_with
 
     if tail is not None and since is not None:
         raise click.UsageError("--tail and --since exclude each other.")
@@ -109,24 +110,13 @@ def command(
         raise click.UsageError("--output keeps a whole copy; with --tail or --since, redirect what is printed.")
     show = output is None and not settings.json
     wanted = _wanted(follow=follow, start=start, ranks=ranks, output=output, show=show, raw=raw)
-    ended = show_logs(settings, host_of(settings), name, wanted, raw=raw)
+    ended = show_logs(settings, host_with(settings, name), name, wanted, raw=raw)
     if settings.json:
         from .output import print_json
 
         print_json(as_dict(ended))
     lost = any(file.missing for file in ended.files) or ended.state.state == "unknown"
     return int(ExitCode.UNKNOWN_STATE if lost and ended.state.ended else ExitCode.OK)
-
-
-def host_of(settings: Settings) -> Host:
-    """Return the one host that the options name."""
-    from ..errors import UsageProblem
-    from ..inventory import load
-
-    hosts = load(settings.inventory).expand(settings.hosts or ("local",))
-    if len(hosts) != 1:
-        raise UsageProblem("logs come from one host", hint="give one --host")
-    return hosts[0]
 
 
 def _wanted(
