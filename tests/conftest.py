@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 import pytest
 
 from .support import sshd
+
+if TYPE_CHECKING:
+    from .support.tiny_stack import Stack
 
 
 @pytest.fixture(scope="session")
@@ -33,3 +37,12 @@ def zsh_server(start_sshd: Callable[..., sshd.TestSshd]) -> Iterator[sshd.TestSs
     """A server whose login shell is zsh, shared by all tests of this run: leave it as it was."""
     with start_sshd(shell="zsh") as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def tiny_stack(tmp_path_factory: pytest.TempPathFactory) -> Stack:
+    """A trained target and drafter, made once for all workers of this run: copy what you change."""
+    from .support.tiny_stack import load_or_build
+
+    base = tmp_path_factory.getbasetemp()
+    return load_or_build((base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "tiny-stack")
