@@ -144,6 +144,22 @@ def test_the_reader_of_imports_sees_what_is_loaded() -> None:
     assert seen == ["a.b", "remote_diag.cli.c", "remote_diag.x.d", "f", "g", "h"]
 
 
+_OUTSIDE = {"www.apache.org", "git-lfs.github.com"}
+"""Sites that files may name: the license's, and a file format's own marker."""
+
+
+def test_no_file_names_a_site() -> None:
+    places = [CHECKOUT / name for name in ("README.md", "CHANGELOG.md", "LICENSE", "pyproject.toml", "hosts.yaml", ".ci/run")]
+    for folder in ("remote_diag", "probes", "scripts", "tests"):
+        found = (path for path in (CHECKOUT / folder).rglob("*") if path.is_file())
+        places += [path for path in found if not re.search(r"/__pycache__/|/\.\w+_cache/", path.as_posix())]
+    for path in places:
+        text = path.read_bytes().decode(errors="replace")
+        sites = set(re.findall(r"https?://([A-Za-z0-9.-]+\.[A-Za-z]{2,})\b", text)) - _OUTSIDE
+        made_up = {site for site in sites if site.endswith((".example", ".test", ".invalid", "example.org", "example.com"))}
+        assert sites == made_up, f"{name(path)} names {sites - made_up}"
+
+
 # --- The public surface ---
 
 
