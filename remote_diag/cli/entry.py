@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 COMMANDS: dict[str, tuple[str, str]] = {
     "check": ("check", "Look at a host: connection, login shell, Python, disk, limits."),
     "clean": ("clean", "Remove what old jobs and old releases of rdiag left on a host."),
+    "drafter-check": ("drafter_check", "Check the checkpoint of a drafter, alone or against its target."),
     "hosts": ("hosts", "Show the inventory, and which file it came from."),
     "jobs": ("jobs", "List the jobs of the hosts, and their states."),
     "launch": ("launch", "Start a job that outlives the connection, and follow it."),
