@@ -188,9 +188,9 @@ def find_copies(head: Matrix, target: Matrix) -> Ids:
     found = np.full(head.rows, -1, np.int64)
     if head.columns != target.columns:
         return found
-    keys = np.concatenate([_keys(bits) for _, bits in head.chunks()] or [np.zeros(0, np.uint64)])
+    keys = np.concatenate([row_keys(bits) for _, bits in head.chunks()] or [np.zeros(0, np.uint64)])
     for start, bits in target.chunks():
-        theirs = _keys(cast(bits[:, :_KEY_COLUMNS], target.dtype, head.dtype))
+        theirs = row_keys(cast(bits[:, :_KEY_COLUMNS], target.dtype, head.dtype))
         order = np.argsort(theirs, kind="stable")
         place = np.minimum(np.searchsorted(theirs, keys, sorter=order), len(theirs) - 1)
         same = theirs[order[place]] == keys
@@ -203,7 +203,7 @@ def find_copies(head: Matrix, target: Matrix) -> Ids:
 _KEY_COLUMNS = 16
 
 
-def _keys(bits: NDArray[Any]) -> NDArray[np.uint64]:
+def row_keys(bits: NDArray[Any]) -> NDArray[np.uint64]:
     """Return a 64-bit number for each row that depends on all of its first numbers."""
     import numpy as np
 

@@ -39,8 +39,7 @@ def _report_encoding(context: Context, side: Side, stored: Stored) -> None:
             "What the numbers in d2t of %s mean cannot be told" % side.name,
             subject=side.path,
             evidence=evidence,
-            action="say it with --encoding-%s offset (or absolute), or give a checkpoint that has t2d and config.json"
-            % side.name.lower(),
+            action="say it with %s offset (or absolute), or give a checkpoint that has t2d and config.json" % side.option,
         )
     elif side.encoding == "uninitialised":
         context.finding(

@@ -42,6 +42,11 @@ class Side:
         return self.mapping.ids if self.mapping else None
 
     @property
+    def option(self) -> str:
+        """The option that says what its d2t holds: a comparison has one for each side."""
+        return "--encoding-%s" % self.name.lower() if len(self.name) == 1 else "--encoding"
+
+    @property
     def encoding(self) -> str:
         """See :class:`mappings.Mapping`; ``corrupt`` also when the files are damaged."""
         return self.mapping.encoding if self.mapping else "corrupt"
