@@ -26,15 +26,17 @@ class Matrix:
     Args:
         checkpoint: it must stay open.
         name: full name of the tensor.
+        shape: rows and columns that its numbers are read as, where it has other dimensions.
 
     Raises:
-        Damaged: it has no two dimensions.
+        Damaged: it has no two dimensions, or other numbers of them.
         Unreadable: its numbers are not plain floats.
     """
 
-    def __init__(self, checkpoint: Checkpoint, name: str) -> None:
+    def __init__(self, checkpoint: Checkpoint, name: str, shape: tuple[int, int] | None = None) -> None:
         entry = checkpoint.entry(name)
-        if len(entry.shape) != 2:
+        seen = entry.shape if shape is None else shape
+        if len(seen) != 2 or seen[0] * seen[1] != entry.elements:
             raise Damaged(checkpoint.path, "%s has the shape %s, not rows and columns" % (quoted(name), list(entry.shape)))
         if entry.dtype not in STORED:
             raise Unreadable(
@@ -45,7 +47,7 @@ class Matrix:
         self.name = name
         self.dtype = entry.dtype
         """``bfloat16``, ``float16``, ``float32`` or ``float64``."""
-        self.rows, self.columns = entry.shape
+        self.rows, self.columns = seen
         self.place = checkpoint.place(name)
         """The file that holds it, and where in it the first byte lies."""
 

@@ -223,6 +223,11 @@ def _flatten(content: Any, lone: str, prefix: str = "", depth: int = 0) -> Itera
                 yield from _flatten(value, lone, prefix if wrapper else prefix + key + ".", depth + 1)
             elif hasattr(value, "untyped_storage") or _are_numbers(value):
                 yield prefix + key, value
+            elif isinstance(value, (list, tuple)) and len(value) <= MAX_TENSORS:
+                # The hidden states of several layers.
+                for index, item in enumerate(value):
+                    if hasattr(item, "untyped_storage"):
+                        yield "%s%s.%d" % (prefix, key, index), item
     elif hasattr(content, "untyped_storage") or _are_numbers(content):
         yield prefix + lone, content
 

@@ -154,6 +154,8 @@ def as_torch(content: Any) -> Any:
 
     if isinstance(content, dict):
         return {name: as_torch(value) for name, value in content.items()}
+    if isinstance(content, list):
+        return [as_torch(value) for value in content]
     if isinstance(content, Raw):
         assert content.dtype == "BF16"
         return torch.frombuffer(bytearray(content.data), dtype=torch.bfloat16).reshape(tuple(content.shape))
