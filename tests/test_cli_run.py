@@ -385,3 +385,11 @@ def test_a_locale_that_lacks_the_characters(tmp_path: Path) -> None:
     probe = write_probe(tmp_path / "mine", "snow", 'return Result(value="\\u2603")')
     done = rdiag("run", str(probe), "-H", "local", home=tmp_path / "home", PYTHONIOENCODING="ascii")
     assert (done.code, "\\u2603" in done.out) == (0, True), done.err
+
+
+def test_a_probe_in_the_place_of_another_is_named(tmp_path: Path) -> None:
+    write_probe(tmp_path / "probes", "hello", 'return Result(value="mine")')
+    done = rdiag("run", "hello", "-H", "local", "--json", home=tmp_path)
+    assert done.json["result"] == {"value": "mine"}
+    assert done.err.startswith("rdiag: note: hello is probes/hello.py, in place of /")
+    assert rdiag("run", "probes/hello.py", "-H", "local", home=tmp_path).err == ""

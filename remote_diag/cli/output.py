@@ -90,6 +90,11 @@ def print_plan(plan: dict[str, Any], request: str) -> None:
     sys.stdout.write("\n".join(lines) + "\n")
 
 
+def warn(text: str) -> None:
+    """Print one line to stderr that nobody asked for and everybody has to see, in a pipe as well."""
+    sys.stderr.write(f"rdiag: note: {safe(text)}\n")
+
+
 class Reporter:
     """Shows what a session tells: a progress bar on a terminal, nothing in a pipe, output of probes with ``-v``.
 

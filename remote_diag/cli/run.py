@@ -146,9 +146,14 @@ def _run(session: Session, settings: Settings, probe: Probe[Any, Any], params: A
 
 
 def _load(settings: Settings, name: str) -> Probe[Any, Any]:
-    from ..discovery import find
+    from ..discovery import locate
+    from ..probe import load
+    from .output import warn
 
-    return find(name, probe_paths=settings.probe_paths)
+    found = locate(name, settings.probe_paths)
+    if found.shadows is not None:
+        warn(f"{found.name} is {found.path}, in place of {found.shadows}")
+    return load(found.path)
 
 
 def _dry_run(settings: Settings, hosts: list[Host], name: str, build: ParamsBuilder) -> int:
