@@ -86,15 +86,22 @@ class Conversation:
         """Build what the result will be checked with, pydantic's import included, while others are waited for."""
         self._warming.start()
 
+    def ask(self, link: AgentLink) -> None:
+        """Send the request; it may go ahead of the agent's hello, which saves a round trip.
+
+        What is written to a command that already ended is lost: what it said before tells more.
+        """
+        with contextlib.suppress(ConnectionLost):
+            link.begin()
+            link.send("request", request_bytes(self._request))
+
     def hold(self, link: AgentLink) -> None:
-        """Send the request and read frames until the end of the run.
+        """Read frames until the end of the run.
 
         On any exception that is not an RdiagError (Ctrl-C, a signal) the agent is asked to end the run, and given a
         few seconds to say what is left of it, before the exception goes on.
         """
         try:
-            link.begin()
-            link.send("request", request_bytes(self._request))
             for frame in link.frames(time.monotonic() + self._timeout + _ENDING_GRACE):
                 self._take(link, frame)
                 if self._end is not None:

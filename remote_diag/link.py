@@ -78,8 +78,11 @@ class AgentLink:
     def first(self, deadline: float) -> Frame:
         """Return the first frame; raise EntryFailed when the command ends without one, ConnectionLost at ``deadline``."""
         while True:
-            for frame in self._receive(deadline):
-                return frame
+            frames = self._receive(deadline)
+            if frames:
+                # A request that went ahead may be answered right behind the first frame.
+                self._pending = frames[1:]
+                return frames[0]
             if self._ended:
                 raise EntryFailed(self._channel.exit_status(2.0), bytes(self.stderr), self.noise)
             if time.monotonic() >= deadline:

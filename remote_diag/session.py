@@ -56,6 +56,7 @@ class Session:
         self._cache: SafePath | None = None
         self._temporary = False
         self._connected = False
+        self._entered: AgentLink | None = None
         self._ready: tuple[AgentLink, Hello] | None = None
         self._preparing: threading.Thread | None = None
         self._prepare_error: BaseException | None = None
@@ -97,7 +98,7 @@ class Session:
 
     def prepare(self) -> None:
         """Begin, in the background, all that does not depend on a probe: connect, and start an agent."""
-        if self._preparing is None and self._ready is None:
+        if self._preparing is None and self._entered is None and self._ready is None:
             # Here and not in the thread: two threads that import at once only take turns.
             self.transport.prestart()
             self._preparing = threading.Thread(target=self._prepare, name=f"prepare {self.host.name}", daemon=True)
@@ -109,9 +110,10 @@ class Session:
             # Closing the transport makes the thread's current step fail, so it ends soon.
             self.transport.close()
             self._preparing.join(2.0)
-        if self._ready is not None:
-            self._ready[0].close()
-            self._ready = None
+        for link in (self._entered, self._ready[0] if self._ready else None):
+            if link is not None:
+                link.close()
+        self._entered = self._ready = None
         if self._temporary and self._cache is not None:
             installation.remove_temporary(self.transport, self._cache)
             self._temporary = False
@@ -196,7 +198,7 @@ class Session:
         uploaded, connecting = self._upload_seconds, self._connect_seconds
         started = time.monotonic()
         conversation.warm()
-        link, hello = self._take()
+        link, hello = self._take(conversation.ask)
         entered = time.monotonic()
         try:
             conversation.hold(link)
@@ -261,49 +263,71 @@ class Session:
 
     def _prepare(self) -> None:
         try:
-            self._ready = self._start()
+            self._entered = self._enter()
         except BaseException as error:  # noqa: BLE001 - raised again in the caller's thread
             self._prepare_error = error
 
-    def _take(self) -> tuple[AgentLink, Hello]:
+    def _enter(self) -> AgentLink:
+        """Ask the host to start an agent; whether one answers is seen later."""
+        self.connect()
+        started = time.monotonic()
+        link = AgentLink(self.transport.execute(self.enter_command), self.host.name)
+        link.greet()
+        self._connect_seconds += time.monotonic() - started
+        return link
+
+    def _take(self, ask: Callable[[AgentLink], None] = lambda _: None) -> tuple[AgentLink, Hello]:
+        """Return an agent that has said hello and was asked; install the bundle on the way when the host lacks it.
+
+        Args:
+            ask: writes the request; called again for another agent when the first one did not answer.
+        """
+        if self._ready is not None:
+            ready, self._ready = self._ready, None
+            ask(ready[0])
+            return ready
+        failure: EntryFailed | None = None
+        for attempt in range(2):
+            link = self._prepared() or self._enter()
+            try:
+                ask(link)
+                hello, failure = self._answer(link)
+            except BaseException:
+                link.close()
+                raise
+            if hello is not None:
+                return link, hello
+            link.close()
+            if attempt == 0:
+                self._install(replace=failure is None)
+        raise self._no_agent(failure)
+
+    def _prepared(self) -> AgentLink | None:
         if self._preparing is not None:
             self._preparing.join()
             self._preparing = None
             if self._prepare_error is not None:
                 error, self._prepare_error = self._prepare_error, None
                 raise error
-        if self._ready is not None:
-            ready, self._ready = self._ready, None
-            return ready
-        return self._start()
+        link, self._entered = self._entered, None
+        return link
 
-    def _start(self) -> tuple[AgentLink, Hello]:
-        """Start an agent and return it with its hello; install the bundle on the way when the host lacks it."""
-        self.connect()
-        failure: EntryFailed | None = None
-        for attempt in range(2):
-            started = time.monotonic()
-            link = AgentLink(self.transport.execute(self.enter_command), self.host.name)
-            link.greet()
-            try:
-                frame = link.first(started + max(10.0, self.host.connect_timeout))
-            except EntryFailed as error:
-                link.close()
-                failure, damaged = error, False
-            except BaseException:
-                link.close()
-                raise
-            else:
-                if frame.kind == "hello":
-                    self._connect_seconds += time.monotonic() - started
-                    return link, parse_hello(frame.payload)
-                link.close()
-                damaged = frame.kind == "bundle-damaged"
-                if not damaged:
-                    raise self._unfit(frame.kind, frame.payload)
-            if attempt == 0:
-                self._install(replace=damaged)
-        raise self._no_agent(failure)
+    def _answer(self, link: AgentLink) -> tuple[Hello | None, EntryFailed | None]:
+        """Return the agent's hello, or why there is none, which an installation may mend.
+
+        ``(None, None)`` means that what is installed is damaged.
+        """
+        started = time.monotonic()
+        try:
+            frame = link.first(started + max(10.0, self.host.connect_timeout))
+        except EntryFailed as error:
+            return None, error
+        if frame.kind == "hello":
+            self._connect_seconds += time.monotonic() - started
+            return parse_hello(frame.payload), None
+        if frame.kind == "bundle-damaged":
+            return None, None
+        raise self._unfit(frame.kind, frame.payload)
 
     def _install(self, *, replace: bool) -> None:
         started = time.monotonic()
