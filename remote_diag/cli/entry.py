@@ -88,7 +88,7 @@ class _Commands(click.Group):
     cls=_Commands,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog="Exit status: 0 ok, 1 findings, 2 usage, 3 config, 4 unreachable, 5 auth, 6 host key, 7 environment, "
-    "8 probe error, 9 refused, 10 unknown, 124 deadline, 128+n signals.",
+    "8 probe error, 9 refused, 10 unknown, 11 job failed, 12 not stopped, 124 deadline, 128+n signals.",
 )
 @click.version_option(__version__, prog_name="rdiag")
 def cli() -> None:
