@@ -187,7 +187,10 @@ def _written(document: Document, path: tuple[Key, ...], value: Any) -> Any:
 
 
 def _explain(document: Document, error: ValidationError) -> ConfigError:
-    problems = sorted(error.errors(), key=lambda one: document.position(_place(one["loc"])))
+    # A misspelt field explains one that is missing.
+    problems = sorted(
+        error.errors(), key=lambda one: (one["type"] == "missing", document.position(_place(one["loc"])))
+    )
     first = problems[0]
     path = _place(first["loc"])
     kind, context = first["type"], first.get("ctx", {})

@@ -41,6 +41,9 @@ def decode(data: bytes) -> Any:
         raise ValueError("not JSON") from None
     except RecursionError:
         raise ValueError("nested too deeply") from None
+    except SystemError:
+        # Python 3.11 looks for the class of the error in json.decoder, which is not loaded here, and says only this.
+        raise ValueError("not JSON") from None
     if text[end:].strip(" \t\r\n"):
         raise ValueError("something follows the JSON text")
     return value

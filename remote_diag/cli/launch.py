@@ -36,7 +36,7 @@ class Gpus(click.ParamType):  # type: ignore[type-arg]
             self.fail(f"{value!r}: a count like 8, or which: 0-3, or 0,2", param, ctx)
 
 
-@click.command(context_settings={"allow_interspersed_args": False})
+@click.command()
 @click.option("--name", metavar="NAME", help="Name of the job; then the command follows, and there is no JOB.yaml.")
 @click.option("--file", "files", multiple=True, metavar="PATH", help="A file or folder to send along; may be repeated.")
 @click.option("--env", "envs", multiple=True, metavar="KEY=VALUE", help="An environment variable; may be repeated.")
@@ -199,7 +199,7 @@ def _follow(settings: Settings, host: Host, record: JobRecord) -> int:
         _note(f"{record.job} is {record.state} on {host.name} (pid {record.pid}); Ctrl-C leaves it running")
     terminal = sys.stdout.isatty()
     wanted = Wanted(follow=True, show=not settings.json, show_last=LAST_SHOWN if terminal else None)
-    show_logs(settings, host, record.job, wanted)
+    show_logs(settings, host, record.job, wanted, insist=True)
     with Session(host) as session:
         found = [one for one in session.jobs(record.job) if one.job == record.job]
     ended = found[0] if found else record

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -52,3 +54,16 @@ def test_numbers_that_json_lacks_are_refused(value: float) -> None:
 def test_other_types_are_refused() -> None:
     with pytest.raises(TypeError, match="bytes"):
         wirejson.encode(b"")
+
+
+@pytest.mark.parametrize("text", ["{", "[", '{"a"', '"a', "{1}", "[1,]", "tru"])
+def test_damaged_text_is_a_value_error_where_the_json_package_is_not_loaded(text: str) -> None:
+    program = (
+        "import sys; sys.path.insert(0, sys.argv[2]); from agent import wirejson\n"
+        "assert 'json' not in sys.modules\n"
+        "try: wirejson.decode(sys.argv[1].encode())\n"
+        "except ValueError: print('refused')\n"
+    )
+    package = str(Path(wirejson.__file__).parents[1])
+    done = subprocess.run([sys.executable, "-I", "-S", "-c", program, text, package], capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("refused\n", "")

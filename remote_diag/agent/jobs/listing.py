@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from ..layout import JOB_MARKER
+from ..layout import JOB_MARKER, JOBS
 from ..operations import Failure
 from ..processes import all_processes
 from ..protocol import ENVIRONMENT
@@ -42,7 +42,7 @@ def list_jobs(fields: dict[str, Any], cache: str) -> dict[str, Any]:
     ]
     if launch_id is None:
         known = {job.id for job in found}
-        described += [one for one in _without_record(known) if wanted is None or one["job"].startswith(wanted)]
+        described += [one for one in _without_record(known, cache) if wanted is None or one["job"].startswith(wanted)]
     return {"jobs": described, "left_out": max(0, len(found) - MAX_JOBS)}
 
 
@@ -113,10 +113,9 @@ def last_line(path: str) -> str | None:
     return None
 
 
-def _without_record(known: set[str]) -> list[dict[str, Any]]:
-    """Return jobs whose folder is gone while processes of theirs are alive."""
+def _without_record(known: set[str], cache: str) -> list[dict[str, Any]]:
+    """Return jobs whose folder in ``cache`` is gone while processes of theirs are alive."""
     alive: dict[str, list[int]] = {}
-    prefix = ("%s=" % JOB_MARKER).encode("ascii")
     own = os.geteuid()
     for process in all_processes().values():
         try:
@@ -124,12 +123,19 @@ def _without_record(known: set[str]) -> list[dict[str, Any]]:
                 continue
         except OSError:
             continue
-        for entry in (read_environment(process.pid) or b"").split(b"\0"):
-            if entry.startswith(prefix):
-                job = entry[len(prefix) :].partition(b":")[0].decode("utf-8", "replace")
-                if job not in known and names.split(job) is not None:
-                    alive.setdefault(job, []).append(process.pid)
+        job = _job_of(read_environment(process.pid) or b"", os.path.join(cache, JOBS))
+        if job is not None and job not in known:
+            alive.setdefault(job, []).append(process.pid)
     return [_lost_record(job, pids) for job, pids in sorted(alive.items())]
+
+
+def _job_of(environment: bytes, folder: str) -> str | None:
+    """Return the job that a process with these variables belongs to, if its folder is, or was, in ``folder``."""
+    variables = dict(entry.partition(b"=")[::2] for entry in environment.split(b"\0"))
+    job = variables.get(JOB_MARKER.encode("ascii"), b"").partition(b":")[0].decode("utf-8", "replace")
+    if names.split(job) is None or variables.get(b"RDIAG_JOB_FILES") != os.fsencode(os.path.join(folder, job, "files")):
+        return None
+    return job
 
 
 def _lost_record(job: str, pids: list[int]) -> dict[str, Any]:
@@ -139,7 +145,7 @@ def _lost_record(job: str, pids: list[int]) -> dict[str, Any]:
         "name": name,
         "attempt": attempt,
         "state": record.UNKNOWN,
-        "message": "its record is not in this cache folder; processes are alive: pid %s"
+        "message": "its record is gone; processes are alive: pid %s"
         % ", ".join(map(str, sorted(pids)[:10])),
         "exit_code": None,
         "signal": None,

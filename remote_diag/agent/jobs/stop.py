@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from .record import Job
     from .tree import JobTree
 
-KILLING = 8.0
+KILLING = 5.0
 """Seconds of killing after which what is left counts as a survivor."""
 _SUPERVISOR_WITHIN = 10.0
 _MAX_GRACE = 86400.0
