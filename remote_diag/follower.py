@@ -14,7 +14,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
 
-from .errors import ConnectionLost, RdiagError, Refused, UnreachableError
+from .errors import (
+    AuthError,
+    ConfigError,
+    ConnectionLost,
+    HostKeyError,
+    RdiagError,
+    Refused,
+    UnreachableError,
+)
 from .events import Event, Note, Progress
 from .host import Host
 from .logs import Data, Done, Found, Gone, JobState, LogConversation, Offer, Segment, rank_of, stream_suffix
@@ -187,6 +195,7 @@ class Follower:
         wanted: what of it.
         on_event: gets everything to show, in the calling thread.
         connect: makes a session; for tests.
+        insist: keep trying from the first connection on: the host is known to answer, and the job to be there.
     """
 
     def __init__(
@@ -197,6 +206,7 @@ class Follower:
         *,
         on_event: Callable[[FollowEvent], None] | None = None,
         connect: Callable[[Host, Callable[[Event], None]], Session] | None = None,
+        insist: bool = False,
     ) -> None:
         self.host = host
         self.job = job
@@ -208,6 +218,7 @@ class Follower:
         self._numbers: dict[int, tuple[_Stream, Copy]] = {}
         self._set_aside: list[Copy] = []
         self._known = self._ranks_mentioned = False
+        self._insist = insist
         self._backoff = Backoff()
         self._failed_starts = 0
         self._progress_at = 0.0
@@ -245,12 +256,17 @@ class Follower:
                 time.sleep(wait)
 
     def _worth_another(self, error: RdiagError) -> bool:
-        """Whether what ended the connection may be over soon."""
-        if not self._known or error.phase in {"auth", "host-key", "config"}:
+        """Whether what ended the connection may be over soon; a refused login or a wrong key is not tried twice."""
+        refused = isinstance(error, AuthError) and error.phase == "auth"
+        if refused or isinstance(error, (HostKeyError, ConfigError)):
             return False
+        lost = isinstance(error, ConnectionLost)
+        if lost and not error.retryable and error.phase == "run":
+            return False
+        if not (self._known or self._insist):
+            # Nobody waits for a host that was never reached; one that was, and is lost, gets a few more chances.
+            return lost and self._backoff.attempts < _ATTEMPTS
         if isinstance(error, UnreachableError):
-            if isinstance(error, ConnectionLost) and not error.retryable and error.phase == "run":
-                return False
             return self._wanted.follow or self._backoff.attempts < _ATTEMPTS
         # An agent that started before and does not now: whatever ended the session may have ended the agent first.
         self._failed_starts += 1

@@ -10,7 +10,17 @@ from typing import Any
 import pytest
 
 from remote_diag.agent.frames import Frame
-from remote_diag.errors import ConnectionLost, EnvironmentUnfit, StateUnknown
+from remote_diag.errors import (
+    AuthError,
+    ConfigError,
+    ConnectionLost,
+    EnvironmentUnfit,
+    HostKeyError,
+    LocalIOError,
+    RdiagError,
+    StateUnknown,
+    UnreachableError,
+)
 from remote_diag.follower import Follower, LogBytes, Wanted, Warned
 from remote_diag.host import Host
 from remote_diag.logs import Found, JobState, rank_of, stream_suffix
@@ -145,6 +155,39 @@ def test_without_follow_it_gives_up_when_it_gets_no_further(tmp_path: Path, monk
     ):
         follower.run()
     assert len(attempts) == 8
+    assert (tmp_path / "train.v1.log").read_bytes() == b"x"
+
+
+@pytest.mark.parametrize(
+    ("error", "again"),
+    [
+        (UnreachableError("reset the connection during the login", phase="auth"), True),
+        (ConnectionLost("gone", retryable=True), True),
+        (EnvironmentUnfit("the interpreter does not start"), True),
+        (AuthError("no key was accepted"), False),
+        (HostKeyError("another key"), False),
+        (ConfigError("hosts.yaml"), False),
+        (LocalIOError("no space"), False),
+    ],
+)
+def test_what_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: RdiagError, again: bool
+) -> None:
+    monkeypatch.setattr("remote_diag.follower.FIRST_WAIT", 0.001)
+    sessions = iter([Script(*START, data(1, 0, b"x")), None, Script(("job", JOB), ("result", RESULT), ("end", END))])
+
+    def connect(_host: Host, _tell: Any) -> Session:
+        script = next(sessions)
+        if script is None:
+            raise error
+        return script.session()
+
+    with Follower(HOST, "train", Wanted(directory=tmp_path), connect=connect) as follower:
+        if again:
+            assert follower.run().state.state == "exited"
+        else:
+            with pytest.raises(type(error)):
+                follower.run()
     assert (tmp_path / "train.v1.log").read_bytes() == b"x"
 
 

@@ -133,12 +133,23 @@ def _wanted(
     )
 
 
-def show_logs(settings: Settings, host: Host, job: str, wanted: Wanted, *, raw: bool = False) -> Followed:
-    """Mirror and show the logs of ``job``; when this is interrupted, say how to come back and how to stop the job."""
+def show_logs(
+    settings: Settings, host: Host, job: str, wanted: Wanted, *, raw: bool = False, insist: bool = False
+) -> Followed:
+    """Mirror and show the logs of ``job``; when this is interrupted, say how to come back and how to stop the job.
+
+    Args:
+        settings: the common options.
+        host: where the job is.
+        job: its id or name.
+        wanted: what of its logs.
+        raw: bytes as they are.
+        insist: keep trying from the first connection on: the job is known to be there.
+    """
     from ..follower import Follower
 
     screen = Screen(settings, raw=raw)
-    with Follower(host, job, wanted, on_event=screen.tell) as follower:
+    with Follower(host, job, wanted, on_event=screen.tell, insist=insist) as follower:
         try:
             ended = follower.run()
         except BaseException as error:
