@@ -76,12 +76,17 @@ def names(probe_paths: Sequence[Path] = ()) -> list[str]:
     return sorted(_all(probe_paths))
 
 
-def listing(probe_paths: Sequence[Path] = ()) -> list[Listed]:
-    """Return every probe, sorted by name; a broken file is listed with its error and hides none of the others."""
+def listing(probe_paths: Sequence[Path] = (), *, below: str = "") -> list[Listed]:
+    """Return every probe, sorted by name; a broken file is listed with its error and hides none of the others.
+
+    Args:
+        probe_paths: further folders and files to search; the last one wins.
+        below: the folder of that name inside of each folder is searched instead of the folder itself.
+    """
     from .probe import load
 
     listed = []
-    for _, found in sorted(_all(probe_paths).items()):
+    for _, found in sorted(_all(probe_paths, below).items()):
         try:
             listed.append(Listed(found, load(found.path), None))
         except ConfigError as error:
@@ -89,9 +94,9 @@ def listing(probe_paths: Sequence[Path] = ()) -> list[Listed]:
     return listed
 
 
-def _all(probe_paths: Sequence[Path]) -> dict[str, Found]:
+def _all(probe_paths: Sequence[Path], below: str = "") -> dict[str, Found]:
     known: dict[str, Found] = {}
-    for origin, path in _files(probe_paths):
+    for origin, path in _files(probe_paths, below):
         try:
             name = name_of(path)
         except ConfigError:
@@ -110,12 +115,13 @@ def _shadowed(before: Found, path: Path) -> Path | None:
     return before.shadows if same else before.path
 
 
-def _files(probe_paths: Sequence[Path]) -> Iterator[tuple[str, Path]]:
+def _files(probe_paths: Sequence[Path], below: str) -> Iterator[tuple[str, Path]]:
     """Yield (origin, probe file), least important first; no file twice."""
     seen: set[Path] = set()
     places = [(SHIPPED, paths.shipped_probes()), (f"./{paths.user_probes()}", paths.user_probes())]
     for origin, place in (*places, *((str(path), path) for path in probe_paths)):
-        for path in _in(place, required=place in probe_paths):
+        searched = place / below if below else place
+        for path in _in(searched, required=not below and place in probe_paths):
             resolved = path.resolve()
             if resolved not in seen:
                 seen.add(resolved)

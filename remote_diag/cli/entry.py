@@ -33,6 +33,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "probes": ("probes", "List the probes, or describe one."),
     "run": ("run", "Run any probe on a host."),
     "stop": ("stop", "Stop a job, and say whether that worked."),
+    "triage": ("triage", "Find out why a drafter that serves well trains badly."),
     "trust": ("trust", "Show a host's key and record it after a yes."),
     "verifier-head": ("verifier_head", "Say which mapping the head of a drafter follows."),
     "vocab-compare": ("vocab_compare", "Compare the draft vocabularies of two EAGLE-3 checkpoints."),
