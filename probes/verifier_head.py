@@ -73,7 +73,8 @@ class Guess:
     cosine: float | None
     """Mean cosine with the target's rows, -1 to 1; null where the widths differ."""
     similarity: float | None
-    """Mean correlation of a row's cosines to other rows with those of the target's rows, -1 to 1."""
+    """Mean correlation of a row's cosines to other rows with those of the target's rows, -1 to 1; null where the
+    other two decide."""
     agreeing: float | None
     """Share of randomly chosen rows that fit on their own, 0 to 1."""
 

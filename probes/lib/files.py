@@ -6,6 +6,7 @@ memory, and a file that shrinks meanwhile is an error instead of a signal.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 
@@ -132,6 +133,27 @@ class File:
             offset += len(part)
             count -= len(part)
         return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def read_into(self, offset: int, buffer: memoryview) -> None:
+        """Fill ``buffer`` with the bytes from ``offset`` on; raise as :meth:`read` does."""
+        end = offset + len(buffer)
+        if offset < 0 or end > self.size:
+            raise Damaged(self.path, "bytes %d to %d are asked for, the file has %d" % (offset, end, self.size))
+        while len(buffer):
+            try:
+                count = os.preadv(self._descriptor, [buffer[: 1 << 26]], offset)
+            except OSError as error:
+                raise Unreadable(self.path, "cannot be read: %s" % cause(error)) from None
+            if not count:
+                raise Damaged(self.path, "it became shorter while it was being read")
+            self._meter.bytes += count
+            offset += count
+            buffer = buffer[count:]
+
+    def expect(self, offset: int, count: int) -> None:
+        """Tell the system that these bytes will be read soon, in whatever order."""
+        with contextlib.suppress(OSError):
+            os.posix_fadvise(self._descriptor, offset, count, os.POSIX_FADV_WILLNEED)
 
 
 def read_small(path: str, meter: Meter, limit: int) -> bytes:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .floats import cast, same_rows
+from .floats import cast, same_rows, widen
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
     from .mappings import Ids
     from .matrix import Matrix
+
+    Measured = dict[str, NDArray[Any]]
+    """Kind of evidence -> value for each sampled row; NaN where there is none."""
 
 PER_PAIR = 128
 """Rows that are sampled to tell two hypotheses apart."""
@@ -62,7 +65,8 @@ class Score:
     cosine: float | None
     """Mean cosine of rows with the target's, both without the mean row; -1 to 1."""
     similarity: float | None
-    """Mean correlation of a row's cosines to other rows with those of the target's rows; -1 to 1."""
+    """Mean correlation of a row's cosines to other rows with those of the target's rows; -1 to 1. Only measured where
+    the other two do not decide."""
     agreeing: float | None
     """Share of randomly chosen rows that fit on their own better than any unfitting row would; 0 to 1."""
 
@@ -89,32 +93,37 @@ class _Sample:
     def __init__(self, head: Matrix, guesses: list[Hypothesis], seed: int) -> None:
         import numpy as np
 
-        random = np.random.default_rng(seed)
-        every = np.arange(head.rows)
-
-        def some(rows: NDArray[np.int64], count: int) -> NDArray[np.int64]:
-            return random.choice(rows, count, replace=False) if len(rows) > count else rows
-
-        self.random_rows = some(every, RANDOM_ROWS)
+        self._head = head
+        self._random = np.random.default_rng(seed)
+        self._every = np.arange(head.rows)
+        self.random_rows = self._some(self._every, RANDOM_ROWS)
         chosen = [self.random_rows]
         for index, one in enumerate(guesses):
             for other in guesses[index + 1 :]:
-                chosen.append(some(np.flatnonzero(one.ids != other.ids), PER_PAIR))
-        rows = np.unique(np.concatenate(chosen))
-        self.bits = head.take_bits(rows)
-        numbers = _numbers(self.bits, head.dtype)
+                chosen.append(self._some(np.flatnonzero(one.ids != other.ids), PER_PAIR))
+        self._chosen = np.unique(np.concatenate(chosen))
+        bits = head.take_bits(self._chosen)
+        numbers = _numbers(bits, head.dtype)
         sound = np.isfinite(numbers).all(axis=1) & numbers.any(axis=1)
-        self.rows, self.bits = rows[sound], self.bits[sound]
-        unseen = np.setdiff1d(every, rows)
+        # Only rows that are finite and not zero say anything.
+        self.rows, self.bits, self.numbers = self._chosen[sound], bits[sound], numbers[sound]
+
+    def compare_with_others(self) -> None:
+        """Read rows to compare the sampled ones with, and do so; what the third kind of evidence needs."""
+        import numpy as np
+
+        unseen = np.setdiff1d(self._every, self._chosen)
         # Of a small head all rows are looked at; then they are compared with one another.
-        anchors = np.sort(some(unseen if len(unseen) >= 64 else every, ANCHORS))
-        others = _numbers(head.take_bits(anchors), head.dtype)
-        sound_anchors = np.isfinite(others).all(axis=1) & others.any(axis=1)
-        self.anchors = anchors[sound_anchors]
-        self.mean = others[sound_anchors].mean(axis=0) if sound_anchors.any() else 0
-        self.units = _units(numbers[sound] - self.mean)
-        self.gram = self.units @ _units(others[sound_anchors] - self.mean).T
+        anchors = np.sort(self._some(unseen if len(unseen) >= 64 else self._every, ANCHORS))
+        others = _numbers(self._head.take_bits(anchors), self._head.dtype)
+        sound = np.isfinite(others).all(axis=1) & others.any(axis=1)
+        self.anchors, others = anchors[sound], others[sound]
+        mean = others.mean(axis=0) if len(others) else np.zeros(self._head.columns, np.float32)
+        self.gram = _units(self.numbers, mean) @ _units(others, mean).T
         self.distinct = self.rows[:, None] != self.anchors[None, :]
+
+    def _some(self, rows: NDArray[np.int64], count: int) -> NDArray[np.int64]:
+        return self._random.choice(rows, count, replace=False) if len(rows) > count else rows
 
 
 def judge(head: Matrix, target: Matrix, guesses: list[Hypothesis], seed: int = 0) -> Judgement:
@@ -128,15 +137,19 @@ def judge(head: Matrix, target: Matrix, guesses: list[Hypothesis], seed: int = 0
     import numpy as np
 
     sample = _Sample(head, guesses, seed)
-    measured = {guess.name: _measure(sample, head, target, guess.ids) for guess in guesses}
-    noise = _noise(sample, head, target, guesses, seed)
-    scores = tuple(_score(sample, guess, measured[guess.name], noise) for guess in guesses)
-    best: tuple[str, str] | None = None
-    for method in ("exact", "cosine", "similarity"):
-        means = {score.name: getattr(score, method) for score in scores if getattr(score, method) is not None}
-        if means and max(means.values()) >= _LEAST[method]:
-            best = (max(means, key=lambda name: means[name]), method)
-            break
+    # A mapping that is certainly wrong shows how well rows fit by chance.
+    chance = Hypothesis("", "", np.random.default_rng(seed + 1).permutation(guesses[0].ids))
+    tried = [*guesses, chance]
+    measured = {guess.name: _measure_rows(sample, head, target, guess.ids) for guess in tried}
+    best = _best(sample, measured)
+    if best is None:
+        sample.compare_with_others()
+        for guess in tried:
+            measured[guess.name]["similarity"] = _measure_neighbours(sample, target, guess.ids)
+        best = _best(sample, measured)
+    noise = measured.pop(chance.name)
+    kind = "similarity" if best is None else "cosine" if best[1] == "exact" else best[1]
+    scores = tuple(_score(sample, guess, measured[guess.name], noise, kind) for guess in guesses)
     if best is None:
         return Judgement(scores, None, None, None, None, 0)
     name, method = best
@@ -189,15 +202,15 @@ def find_copies(head: Matrix, target: Matrix) -> Ids:
     if head.columns != target.columns:
         return found
     keys = np.concatenate([row_keys(bits) for _, bits in head.chunks()] or [np.zeros(0, np.uint64)])
-    for start, bits in target.chunks():
+    distinct, which = np.unique(keys, return_inverse=True)
+    source = np.full(len(distinct), -1, np.int64)
+    for start, bits in target.chunks() if len(distinct) else ():
         theirs = row_keys(cast(bits[:, :_KEY_COLUMNS], target.dtype, head.dtype))
-        order = np.argsort(theirs, kind="stable")
-        place = np.minimum(np.searchsorted(theirs, keys, sorter=order), len(theirs) - 1)
-        same = theirs[order[place]] == keys
-        # The first of several equal rows, as padding often is.
-        same &= found < 0
-        found[same] = start + order[place[same]]
-    return found
+        place = np.minimum(np.searchsorted(distinct, theirs), len(distinct) - 1)
+        same = np.flatnonzero((distinct[place] == theirs) & (source[place] < 0))[::-1]
+        # Backwards: the first of several equal rows stays, as padding often is.
+        source[place[same]] = start + same
+    return source[which]
 
 
 _KEY_COLUMNS = 16
@@ -216,66 +229,75 @@ def row_keys(bits: NDArray[Any]) -> NDArray[np.uint64]:
     return key
 
 
-def _measure(sample: _Sample, head: Matrix, target: Matrix, ids: Ids) -> dict[str, NDArray[Any]]:
-    """Return each kind of evidence for each sampled row; NaN where there is none."""
+def _best(sample: _Sample, measured: dict[str, Measured]) -> tuple[str, str] | None:
+    """Return (name of the guess that fits best, the strongest kind of evidence that is not at chance)."""
+    for method in ("exact", "cosine", "similarity"):
+        means = {name: _mean(sample, values[method]) for name, values in measured.items() if method in values and name}
+        known = {name: mean for name, mean in means.items() if mean is not None}
+        if known and max(known.values()) >= _LEAST[method]:
+            return max(known, key=lambda name: known[name]), method
+    return None
+
+
+def _mean(sample: _Sample, values: NDArray[Any]) -> float | None:
+    """Return the mean over the rows that were chosen from all of the head."""
     import numpy as np
 
-    missing = np.full(len(sample.rows), np.nan)
+    values = values[np.isin(sample.rows, sample.random_rows) & np.isfinite(values)]
+    return float(values.mean()) if len(values) else None
+
+
+def _measure_rows(sample: _Sample, head: Matrix, target: Matrix, ids: Ids) -> Measured:
+    """Return the first two kinds of evidence for each sampled row."""
+    import numpy as np
+
+    exact, cosine = np.full(len(sample.rows), np.nan), np.full(len(sample.rows), np.nan)
+    wanted = ids[sample.rows]
+    known = np.flatnonzero((wanted >= 0) & (wanted < target.rows))
+    if len(known) and head.columns == target.columns:
+        bits = target.take_bits(wanted[known])
+        exact[known] = same_rows(sample.bits[known], cast(bits, target.dtype, head.dtype))
+        numbers = _numbers(bits, target.dtype)
+        with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+            mean = np.nan_to_num(numbers.mean(axis=0), posinf=0, neginf=0)
+            own = sample.numbers.mean(axis=0)
+            cosine[known] = (_units(numbers, mean) * _units(sample.numbers[known], own)).sum(axis=1)
+    return {"exact": exact, "cosine": cosine}
+
+
+def _measure_neighbours(sample: _Sample, target: Matrix, ids: Ids) -> NDArray[Any]:
+    """Return the third kind of evidence for each sampled row."""
+    import numpy as np
+
+    result = np.full(len(sample.rows), np.nan)
     wanted, anchors = ids[sample.rows], ids[sample.anchors]
     known = np.flatnonzero((wanted >= 0) & (wanted < target.rows))
     known_anchors = np.flatnonzero((anchors >= 0) & (anchors < target.rows))
-    measured = {"exact": missing, "cosine": missing.copy(), "similarity": missing.copy()}
-    if not len(known) or len(known_anchors) < 3:
-        return measured
-    bits = target.take_bits(wanted[known])
-    others = _numbers(target.take_bits(anchors[known_anchors]), target.dtype)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        mean = others.mean(axis=0)
-        units = _units(_numbers(bits, target.dtype) - mean)
-        if head.columns == target.columns:
-            exact = missing.copy()
-            exact[known] = same_rows(sample.bits[known], cast(bits, target.dtype, head.dtype))
-            measured["exact"] = exact
-            measured["cosine"][known] = (units * sample.units[known]).sum(axis=1)
-        gram = units @ _units(others - mean).T
-        mine = sample.gram[np.ix_(known, known_anchors)]
-        used = sample.distinct[np.ix_(known, known_anchors)] & np.isfinite(gram)
-        measured["similarity"][known] = _correlation(mine, gram, used)
-    return measured
+    if len(known) and len(known_anchors) >= 3:
+        others = _numbers(target.take_bits(anchors[known_anchors]), target.dtype)
+        with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+            mean = np.nan_to_num(others.mean(axis=0), posinf=0, neginf=0)
+            gram = _units(target.take(wanted[known]).astype(np.float32, copy=False), mean) @ _units(others, mean).T
+            mine = sample.gram[np.ix_(known, known_anchors)]
+            used = sample.distinct[np.ix_(known, known_anchors)] & np.isfinite(gram)
+            result[known] = _correlation(mine, gram, used)
+    return result
 
 
-def _noise(sample: _Sample, head: Matrix, target: Matrix, guesses: list[Hypothesis], seed: int) -> dict[str, float]:
-    """Return for each kind of evidence a value that hardly any row reaches under a mapping that is certainly wrong."""
+def _score(sample: _Sample, guess: Hypothesis, measured: Measured, noise: Measured, kind: str) -> Score:
     import numpy as np
 
-    known = guesses[0].ids
-    shuffled = np.random.default_rng(seed + 1).permutation(known)
-    limits = {}
-    for method, values in _measure(sample, head, target, shuffled).items():
-        finite = values[np.isfinite(values)]
-        limits[method] = float(finite.mean() + 4 * finite.std()) if len(finite) else np.inf
-    return limits
-
-
-def _score(sample: _Sample, guess: Hypothesis, measured: dict[str, NDArray[Any]], noise: dict[str, float]) -> Score:
-    import numpy as np
-
-    chance = np.isin(sample.rows, sample.random_rows)
-
-    def mean(values: NDArray[Any]) -> float | None:
-        values = values[np.isfinite(values)]
-        return float(values.mean()) if len(values) else None
-
-    method = "cosine" if (mean(measured["cosine"]) or 0.0) >= _LEAST["cosine"] else "similarity"
-    values = measured[method][chance]
-    values = values[np.isfinite(values)]
+    means = {method: _mean(sample, values) for method, values in measured.items()}
+    by_chance = noise[kind][np.isfinite(noise[kind])]
+    limit = float(by_chance.mean() + 4 * by_chance.std()) if len(by_chance) else np.inf
+    values = measured[kind][np.isin(sample.rows, sample.random_rows) & np.isfinite(measured[kind])]
     return Score(
         guess.name,
         int((guess.ids[sample.rows] >= 0).sum()),
-        mean(measured["exact"][chance]),
-        mean(measured["cosine"][chance]),
-        mean(measured["similarity"][chance]),
-        float((values > noise[method]).mean()) if len(values) else None,
+        means["exact"],
+        means["cosine"],
+        means.get("similarity"),
+        float((values > limit).mean()) if len(values) else None,
     )
 
 
@@ -295,14 +317,15 @@ def _correlation(a: NDArray[Any], b: NDArray[Any], used: NDArray[np.bool_]) -> N
 def _numbers(bits: NDArray[Any], dtype: str) -> NDArray[Any]:
     import numpy as np
 
-    from .floats import widen
-
     return widen(bits, dtype).astype(np.float32, copy=False)
 
 
-def _units(rows: NDArray[Any]) -> NDArray[Any]:
+def _units(rows: NDArray[Any], mean: NDArray[Any] | None = None) -> NDArray[Any]:
+    """Return the directions of ``rows``, seen from ``mean``."""
     import numpy as np
 
     with np.errstate(invalid="ignore", divide="ignore"):
-        result: NDArray[Any] = rows / np.sqrt((rows * rows).sum(axis=1, keepdims=True))
+        if mean is not None:
+            rows = rows - mean
+        result: NDArray[Any] = rows / np.sqrt(np.einsum("ij,ij->i", rows, rows))[:, None]
     return result
