@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Group
@@ -12,7 +13,7 @@ from rich.text import Text
 from ..text import safe
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Sequence, Sized
 
     from rich.console import RenderableType
 
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
 STYLES = {"ok": "green", "degraded": "yellow", "fail": "bold red", "unknown": "magenta", "skipped": "dim"}
 """Colour of each status and level; every one is also written out as a word."""
 _SHOWN = 300
+_NAME = 80
+_MANY = 100
+"""Entries of one mapping or list that get lines of their own."""
 
 
 def headline(outcome: Outcome[Any], sentence: str | None = None) -> Text:
@@ -70,18 +74,25 @@ def _rows(value: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
     elif isinstance(value, dict):
         if not value:
             yield prefix, "none"
-        for key, item in value.items():
-            yield from _rows(item, f"{prefix}.{safe(str(key))}")
+        for key, item in islice(value.items(), _MANY):
+            yield from _rows(item, f"{prefix}.{safe(str(key), limit=_NAME)}")
+        yield from _rest(value, prefix)
     elif isinstance(value, (tuple, list)):
         if any(dataclasses.is_dataclass(item) for item in value):
-            for index, item in enumerate(value):
+            for index, item in enumerate(value[:_MANY]):
                 yield from _rows(item, f"{prefix}[{index}]")
+            yield from _rest(value, prefix)
         else:
             yield prefix, safe(", ".join(str(item) for item in value), limit=_SHOWN) or "none"
     elif value is None:
         yield prefix, "unknown"
     else:
         yield prefix, safe(str(value), limit=_SHOWN)
+
+
+def _rest(value: Sized, prefix: str) -> Iterator[tuple[str, str]]:
+    if len(value) > _MANY:
+        yield prefix, f"... and {len(value) - _MANY} more; --json prints them all"
 
 
 def fields(result: Any) -> Table:

@@ -7,7 +7,8 @@ from rich.console import Console
 
 from remote_diag.findings import Finding
 from remote_diag.outcome import Outcome, Timing
-from remote_diag.views.outcome import footer, render
+from remote_diag.views import outcome as views
+from remote_diag.views.outcome import fields, footer, render
 
 
 @dataclass(frozen=True)
@@ -83,3 +84,21 @@ def test_the_command_to_copy_is_never_wrapped() -> None:
         "kept on gpu8: /cache/runs/1",
         "run it again there: python /probe_main.py /cache/runs/1",
     ]
+
+
+def test_a_large_result_is_cut_short_and_says_so() -> None:
+    @dataclass(frozen=True)
+    class Row:
+        number: int
+
+    @dataclass(frozen=True)
+    class Large:
+        table: dict[str, int]
+        rows: tuple[Row, ...]
+
+    table = fields(Large({"k" * 5000: 0, **{str(number): 0 for number in range(299)}}, (Row(1),) * 1000))
+    assert table.row_count == 2 * (views._MANY + 1)
+    names, values = ([str(cell) for cell in column._cells] for column in table.columns)
+    assert max(map(len, names)) < 150
+    assert values[views._MANY] == "... and 200 more; --json prints them all"
+    assert names[-1] == "rows"
