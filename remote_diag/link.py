@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from .agent.frames import Decoder, Encoder, Frame, FrameError
 from .errors import ConnectionLost
+from .text import safe
 from .transport.base import Channel
 
 BEAT_EVERY = 5.0
@@ -86,8 +87,11 @@ class AgentLink:
             if self._ended:
                 raise EntryFailed(self._channel.exit_status(2.0), bytes(self.stderr), self.noise)
             if time.monotonic() >= deadline:
+                said = "nothing"
+                if self.noise_bytes:
+                    said = f"nothing but {self.noise_bytes} bytes from others, which begin '{safe(self.noise[:60])}'"
                 raise ConnectionLost(
-                    "the host accepted the command and then said nothing",
+                    f"the host accepted the command and then said {said}",
                     host=self._host,
                     phase="start",
                     hint="a login script may be waiting for input, or the host is overloaded; see rdiag check "

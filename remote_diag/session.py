@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 ParamsT = TypeVar("ParamsT")
 ResultT = TypeVar("ResultT")
 EventHandler = Callable[[Event], None]
+START_LIMIT = 10.0
+"""Seconds from a command that was accepted to an agent that answers; the connect_timeout where that is more."""
 
 
 def new_run_id() -> str:
@@ -319,7 +321,7 @@ class Session:
         """
         started = time.monotonic()
         try:
-            frame = link.first(started + max(10.0, self.host.connect_timeout))
+            frame = link.first(started + max(START_LIMIT, self.host.connect_timeout))
         except EntryFailed as error:
             return None, error
         if frame.kind == "hello":
@@ -355,6 +357,13 @@ class Session:
         if kind in environment.ENTRY_FAILURES:
             message, hint = environment.explain(kind, self.host.environment)
             return EnvironmentUnfit(message, host=self.host.name, hint=hint)
+        if kind == "request":
+            return AuthError(
+                "the account runs no commands: it sends back what it is sent",
+                host=self.host.name,
+                phase="start",
+                hint="log in by hand and look: the login shell must be a real one",
+            )
         return ConnectionLost(
             f"the agent began with a frame of kind {kind!r}", host=self.host.name, phase="start"
         )

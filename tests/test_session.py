@@ -246,6 +246,38 @@ def test_an_account_without_a_shell(
 
 
 @pytest.mark.parametrize(
+    ("shell", "code", "said"),
+    [
+        ("exec cat", 5, "sends back what it is sent"),
+        ("while :; do echo 'who are \x1b[31myou?'; sleep 0.1; done", 4, "begin 'who are \\x1b[31myou?"),
+        ("sleep 100", 4, "said nothing"),
+    ],
+)
+def test_an_account_that_does_something_else(
+    *,
+    start_sshd: Callable[..., TestSshd],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    echo: Probe[Any, Any],
+    shell: str,
+    code: int,
+    said: str,
+) -> None:
+    monkeypatch.setattr("remote_diag.session.START_LIMIT", 1.5)
+    program = tmp_path / "odd"
+    program.write_text(f"#!/bin/sh\n{shell}\n")
+    program.chmod(0o755)
+    with (
+        start_sshd(shell=str(program)) as server,
+        Session(server.host(connect_timeout=1.0)) as session,
+        pytest.raises(RdiagError) as caught,
+    ):
+        session.run(echo)
+    assert int(caught.value.exit_code) == code
+    assert said in caught.value.message
+
+
+@pytest.mark.parametrize(
     ("environment", "said"),
     [
         (Environment("venv", "/nowhere/ml env"), "/nowhere/ml env/bin/python"),
