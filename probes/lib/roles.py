@@ -30,7 +30,7 @@ _ROLES = {
     "aux_norm_mid.weight": "fc_norm.1",
     "aux_norm_high.weight": "fc_norm.2",
 }
-_NUMBERED = re.compile(r"(fc_norm\.\d{1,3}|layers\.\d{1,4}\..+)\Z")
+_NUMBERED = re.compile(r"(fc_norm\.\d{1,3}\.weight|layers\.\d{1,4}\..+)\Z")
 
 
 def bare_name(name: str) -> str:
