@@ -279,6 +279,16 @@ def test_dry_run_contacts_nothing_and_names_everything(inventory: Path, tmp_path
     assert plan["command"] in rdiag("run", "hello", "-H", "zsh", "-i", str(inventory), "--dry-run", home=tmp_path).out
 
 
+def test_a_dry_run_hides_what_sounds_like_a_secret(tmp_path: Path) -> None:
+    (tmp_path / "hosts.yaml").write_text('hosts: {box: {address: box, env: {HF_TOKEN: hunter2, NCCL_DEBUG: INFO}}}\n')
+    for extra in ((), ("--json",)):
+        ran = rdiag("run", "hello", "-H", "box", "-i", "hosts.yaml", "--dry-run", *extra, home=tmp_path)
+        assert ran.code == 0
+        assert "hunter2" not in ran.out + ran.err
+        assert "HF_TOKEN" in ran.out
+        assert "INFO" in ran.out
+
+
 def test_a_kept_run_can_be_run_again_by_hand(inventory: Path, tmp_path: Path) -> None:
     ran = rdiag("run", "hello", "-H", "zsh", "-i", str(inventory), "--set", "name=Ada", "--keep", home=tmp_path)
     line = next(line for line in ran.out.splitlines() if line.startswith("run it again there: "))

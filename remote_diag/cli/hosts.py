@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +9,7 @@ import click
 
 from .. import paths
 from ..exitcodes import ExitCode
+from ..redaction import shown_environment
 from ..text import safe
 from .options import common, pass_settings
 from .settings import Settings
@@ -21,10 +21,6 @@ if TYPE_CHECKING:
 
     from ..host import Host
     from ..inventory import Inventory
-
-HIDDEN = "(hidden)"
-_SECRET = re.compile(r"TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|(?:^|_)(?:KEY|PWD)(?:_|$)|API_?KEY", re.IGNORECASE)
-"""Names of environment variables whose values are not shown; terminals and logs of CI are read by many."""
 
 
 def _complete_names(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:  # noqa: ARG001
@@ -101,7 +97,7 @@ def _fields(host: Host) -> dict[str, Any]:
         values[name] = None if values[name] is None else str(values[name])
     kind = host.environment.kind
     values["environment"] = None if kind == "default" else {kind: host.environment.value}
-    values["env"] = {name: HIDDEN if _SECRET.search(name) else value for name, value in host.env}
+    values["env"] = shown_environment(host.env)
     return values
 
 

@@ -159,6 +159,7 @@ def _load(settings: Settings, name: str) -> Probe[Any, Any]:
 def _dry_run(settings: Settings, hosts: list[Host], name: str, build: ParamsBuilder) -> int:
     from ..conversation import build_request
     from ..outcome import SCHEMA_VERSION
+    from ..redaction import shown_environment
     from ..session import Session, new_run_id
     from .output import print_json, print_plan
 
@@ -176,6 +177,7 @@ def _dry_run(settings: Settings, hosts: list[Host], name: str, build: ParamsBuil
             keep=settings.keep,
             force=settings.force,
         )
+        request["env"] = shown_environment(request["env"].items())
         plans.append(
             {
                 "host": host.name,
