@@ -188,6 +188,11 @@ class Safetensors(Checkpoint):
         file, tensor = self._tensor(name)
         return Place(file, tensor.offset)
 
+    def metadata(self) -> dict[str, str]:
+        """Return what the header says besides tensors; of several files, the first one's. Raise Damaged or Unreadable."""
+        path = next(iter(self._places.values()), self._single)
+        return {} if path is None else safetensors.read_metadata(self._shard(path)[0])
+
     def _tensor(self, name: str) -> tuple[File, safetensors.Tensor]:
         file, header = self._shard(self._places[name])
         if name not in header:

@@ -53,11 +53,7 @@ def read_header(file: File) -> dict[str, Tensor]:
         Damaged: it is no safetensors file, is cut, or its header lies.
         Unreadable: it is the placeholder of a file that was never downloaded.
     """
-    length = _header_length(file)
-    try:
-        header = parse_object(file.read(8, length))
-    except ValueError as error:
-        raise Damaged(file.path, "header: %s" % error) from None
+    header, length = _read_json(file)
     header.pop("__metadata__", None)
     if len(header) > MAX_TENSORS:
         raise Damaged(file.path, "%d tensors; more than %d are not read" % (len(header), MAX_TENSORS))
@@ -68,6 +64,22 @@ def read_header(file: File) -> dict[str, Tensor]:
     except ValueError as error:
         raise Damaged(file.path, str(error)) from None
     return tensors
+
+
+def read_metadata(file: File) -> dict[str, str]:
+    """Return what the header says besides tensors, as far as it is text; raise as :func:`read_header` does."""
+    metadata = _read_json(file)[0].get("__metadata__")
+    pairs = metadata.items() if isinstance(metadata, dict) else ()
+    return {name: text for name, text in pairs if isinstance(text, str)}
+
+
+def _read_json(file: File) -> tuple[dict[str, Any], int]:
+    """Return (header, its length in bytes)."""
+    length = _header_length(file)
+    try:
+        return parse_object(file.read(8, length)), length
+    except ValueError as error:
+        raise Damaged(file.path, "header: %s" % error) from None
 
 
 def _header_length(file: File) -> int:

@@ -124,6 +124,13 @@ def read_counts(path: str, meter: Meter) -> tuple[NDArray[Any], str]:
     return counts, name
 
 
+def counts_beside_mapping(path: str, meter: Meter) -> tuple[NDArray[Any], str] | None:
+    """Return the counts that lie in the same file as a mapping, as :func:`read_counts` does; None where there are none."""
+    with open_checkpoint(path, meter) as checkpoint:
+        found = any(name in _COUNT_NAMES for name in checkpoint.names())
+    return read_counts(path, meter) if found and not os.path.isdir(path) else None
+
+
 def _counts_name(checkpoint: Checkpoint, path: str) -> str:
     names = checkpoint.names()
     for wanted in _COUNT_NAMES:

@@ -108,7 +108,7 @@ def _numbers(result: Any) -> Table:
         ("rows of B without a source in A", result.rows_without_source),
         ("first rows that agree", result.common_prefix),
     ):
-        table.add_row(label, f"{value:,}", _percent(value / rows))
+        table.add_row(label, f"{value:,}", percent(value / rows))
     if result.max_shift is not None:
         table.add_row("shared tokens in the same order", "yes" if result.order_preserved else "no", "")
         table.add_row("largest shift of a shared token, rows", f"{result.max_shift:,}", "")
@@ -120,11 +120,11 @@ def _numbers(result: Any) -> Table:
             ("  with a row in A", result.coverage_a),
             ("  with a row in B", result.coverage_b),
         ):
-            table.add_row(label, "", _percent(share))
+            table.add_row(label, "", percent(share))
     return table
 
 
-def _percent(share: float) -> str:
+def percent(share: float) -> str:
     """Return a share as a percentage; neither 0 nor 100 unless it is."""
     if 0 < share < 0.00005:
         return "< 0.01 %"

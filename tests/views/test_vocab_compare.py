@@ -14,7 +14,7 @@ from probes import vocab_compare
 from remote_diag.findings import status
 from remote_diag.outcome import Outcome, Timing
 from remote_diag.testing import RecordingContext
-from remote_diag.views.vocab_compare import _percent, render
+from remote_diag.views.vocab_compare import percent, render
 
 from ..support.checkpoints import mask, offsets, write_npy
 
@@ -145,4 +145,4 @@ def test_texts_of_the_host_steer_nothing(tmp_path: Path) -> None:
     [(0.0, "0.00 %"), (1.0, "100.00 %"), (1e-9, "< 0.01 %"), (0.99999, "> 99.99 %"), (0.15068, "15.07 %")],
 )
 def test_only_nothing_is_0_and_only_all_is_100_percent(share: float, text: str) -> None:
-    assert _percent(share) == text
+    assert percent(share) == text
