@@ -117,6 +117,18 @@ class Target:
         """Return the weight of the final norm, [hidden]; None where there is none. Raise Damaged or Unreadable."""
         return None if self.norm_name is None else self.checkpoint.read(self.norm_name)
 
+    def norm_weight(self) -> NDArray[Any] | None:
+        """Return the factors that the final norm applies, [hidden]: Gemma stores them less one."""
+        weight = self.norm()
+        kind = self.config.layer.get("model_type") if self.config else None
+        return weight + 1 if weight is not None and isinstance(kind, str) and kind.startswith("gemma") else weight
+
+    @property
+    def norm_eps(self) -> float:
+        """What the final norm adds under the root."""
+        value = self.config.layer.get("rms_norm_eps") if self.config else None
+        return value if type(value) is float and 0 < value < 1 else 1e-6
+
 
 def open_target(path: str, meter: Meter) -> Target:
     """Return the target model at ``path``, a folder or a file.
