@@ -64,7 +64,9 @@ def run(params: Params, context: Context) -> Result:
 
 
 KEPT = 0.5
-"""Mean cosine of rows above which it is the same embedding, trained on; unrelated ones have 0."""
+"""Cosine of a row with the one before above which it is the same, trained on; unrelated ones have 0."""
+CHANGED = 0.05
+"""Share of rows without any likeness that is no accident."""
 
 
 def _decide(params: Params, meter: Meter) -> Answer:
@@ -116,9 +118,12 @@ def _judge(params: Params, own: Matrix, other: Matrix, name: str) -> Answer:
     a, b = widen(mine, own.dtype).astype(np.float64), widen(theirs, other.dtype).astype(np.float64)
     with np.errstate(invalid="ignore", divide="ignore"):
         cosines = (a * b).sum(axis=1) / np.sqrt((a * a).sum(axis=1) * (b * b).sum(axis=1))
-    cosine = float(np.nan_to_num(cosines).mean())
-    fact = "%.1f %% of {:,} sampled rows equal %s; mean cosine %.3f".format(len(rows)) % (100 * equal, name, cosine)
-    if cosine >= KEPT:
+    # Rows that are zero in both are the same as well.
+    cosines = np.where((a == b).all(axis=1), 1.0, np.nan_to_num(cosines))
+    far = float((cosines < KEPT).mean())
+    fact = "%.1f %% of {:,} sampled rows equal %s; mean cosine %.3f, %.1f %% unlike it".format(len(rows)) % (
+        100 * equal, name, float(cosines.mean()), 100 * far)  # fmt: skip
+    if far <= CHANGED:
         return refuted(fact)
     return supported(
         fact,

@@ -78,12 +78,17 @@ def command(*words: str) -> str:
 
 
 def read_mapping(name: str, path: str, vocab: int | None, meter: Meter) -> Side:
-    """Return the mapping at ``path``, understood as far as possible; raise Unreadable when there is none."""
+    """Return the mapping at ``path``, understood as far as possible; raise Unreadable when there is none.
+
+    Where a d2t may hold offsets as well as ids, it is taken for offsets, as every server takes it.
+    """
     from .sides import read_side, understand
 
     side = read_side(name, path)
     meter.bytes += side.meter.bytes
     understand(side, vocab, None)
+    if side.encoding == "ambiguous" and side.stored is not None and side.stored.d2t.any():
+        understand(side, vocab, "offset")
     return side
 
 

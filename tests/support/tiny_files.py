@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +49,14 @@ def write_target(folder: Path, target: Target) -> Path:
 
 
 def write_drafter(
-    folder: Path, drafter: Drafter, *, dialect: str = "speculators", ids: Ids | None = None, t2d: Ids | None = None, **config: Any
+    folder: Path,
+    drafter: Drafter,
+    *,
+    dialect: str = "speculators",
+    ids: Ids | None = None,
+    t2d: Ids | None = None,
+    tensors: Mapping[str, NDArray[Any]] | None = None,
+    **config: Any,
 ) -> Path:
     """Write the drafter in the ``dialect`` of speculators or specforge.
 
@@ -59,6 +66,7 @@ def write_drafter(
         dialect: layer names and config keys.
         ids: what d2t says of the rows; the drafter's own ids by default.
         t2d: the tokens that t2d marks; ``ids`` by default.
+        tensors: further tensors, or others in the place of the usual ones.
         config: further keys at the top level of config.json.
     """
     ids = drafter.ids if ids is None else ids
@@ -78,6 +86,7 @@ def write_drafter(
             "eagle_config": {"eagle_aux_hidden_state_layer_ids": [layer - 1 for layer in AUX], "use_aux_hidden_state": True},
         }  # fmt: skip
     weights.update(d2t=checkpoints.offsets(ids), t2d=checkpoints.mask(ids if t2d is None else t2d, V))
+    weights.update(tensors or {})
     return checkpoints.write_safetensors(folder, weights, **{**values, **config})
 
 
