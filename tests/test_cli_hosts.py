@@ -57,6 +57,13 @@ def test_without_a_file_local_is_shown_and_how_to_begin() -> None:
     assert as_json()["inventory"]["path"] is None
 
 
+def test_without_a_command_the_help_is_shown() -> None:
+    done = rdiag()
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("Usage: rdiag [OPTIONS] COMMAND [ARGS]...\n\n")
+    assert "vocab-compare" in done.stderr
+
+
 def test_the_table_and_the_file_it_came_from(work: Path) -> None:
     (work / "hosts.yaml").write_text(SEVERAL)
     paths.user_inventory().parent.mkdir(parents=True)

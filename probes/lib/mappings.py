@@ -272,12 +272,12 @@ def _fault(ids: Ids, vocab: int | None) -> str | None:
 
     negative = int((ids < 0).sum())
     if negative:
-        return "%d rows would have negative ids" % negative
+        return f"{negative:,} rows would have negative ids"
     beyond = 0 if vocab is None else int((ids >= vocab).sum())
     if beyond:
-        return "%d rows would lie beyond the vocabulary of %d (largest id %d)" % (beyond, vocab or 0, int(ids.max()))
+        return f"{beyond:,} rows would lie beyond the vocabulary of {vocab or 0:,} (largest id {int(ids.max()):,})"
     repeated = 0 if is_ascending(ids) else len(ids) - len(np.unique(ids))
-    return "%d rows would repeat a token" % repeated if repeated else None
+    return f"{repeated:,} rows would repeat a token" if repeated else None
 
 
 def _all_zero(rows: Ids, vocab: int | None, t2d: Membership | None) -> Mapping:

@@ -138,6 +138,9 @@ def _guarded(settings: Settings) -> int:
     except click.exceptions.Exit as error:
         return error.exit_code
     except click.ClickException as error:
+        if type(error).__name__ == "NoArgsIsHelpError":
+            _to_stderr(error.format_message())
+            return int(ExitCode.USAGE)
         return _report_usage(error, settings)
     except (KeyboardInterrupt, click.Abort):
         _to_stderr("rdiag: interrupted")
