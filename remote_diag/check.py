@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from . import check_rules as rules
 from .agent.layout import DEFAULT_CACHE
-from .errors import ConnectionLost, EnvironmentUnfit, InternalError, RdiagError
+from .errors import AuthError, ConnectionLost, EnvironmentUnfit, HostKeyError, InternalError, RdiagError
 from .events import Event, Progress
 from .exitcodes import ExitCode
 from .findings import Finding, status
@@ -169,7 +169,9 @@ class _Check:
                 session.close()
             self._add((rules.config(self._host, self._facts.notes), *rules.connection(self._facts, error)))
             everything = ("round-trip", *_BY_SURVEY, "sftp", "agent", *_BY_PROBE, "gpus")
-            self._add(rules.skipped(code, "the host was not reached") for code in everything)
+            refused = isinstance(error, (HostKeyError, AuthError))
+            why = "not logged in to the host" if refused else "the host was not reached"
+            self._add(rules.skipped(code, why) for code in everything)
             raise
         self._found.connect_s = time.monotonic() - started
         self._add((rules.config(self._host, self._facts.notes), *rules.connection(self._facts, None)))

@@ -88,7 +88,7 @@ def _enough(room: _Room, where: str, free: int | None, mounted: tuple[str, ...])
     return Finding(
         level,
         room.code,
-        f"{free // room.scale} {room.unit} free",
+        f"{free // room.scale:,} {room.unit} free",
         subject=where,
         value=free // room.scale,
         unit=room.unit,

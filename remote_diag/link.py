@@ -85,11 +85,15 @@ class AgentLink:
                 self._pending = frames[1:]
                 return frames[0]
             if self._ended:
-                raise EntryFailed(self._channel.exit_status(2.0), bytes(self.stderr), self.noise)
+                # The end of what it said may be held back still, as the possible beginning of a frame.
+                others = self.noise + self._decoder.rest()
+                raise EntryFailed(self._channel.exit_status(2.0), bytes(self.stderr), others)
             if time.monotonic() >= deadline:
+                others = self.noise + self._decoder.rest()
                 said = "nothing"
-                if self.noise_bytes:
-                    said = f"nothing but {self.noise_bytes} bytes from others, which begin '{safe(self.noise[:60])}'"
+                if others:
+                    count = self.noise_bytes + len(self._decoder.rest())
+                    said = f"nothing but {count} bytes from others, which begin '{safe(others[:60])}'"
                 raise ConnectionLost(
                     f"the host accepted the command and then said {said}",
                     host=self._host,

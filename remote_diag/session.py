@@ -398,11 +398,14 @@ class Session:
                 hint=f"try it there by hand; see: rdiag check {self.host.name}",
                 details=details,
             )
-        return AuthError(
-            f"the host ran the entry script and no agent answered (exit status {failure.exit_status}){cause}",
+        # The agent was installed a moment ago, so the account has a shell that runs commands.
+        wanted = self.host.environment
+        said = wanted.value if wanted.kind == "python" else "the interpreter"
+        return EnvironmentUnfit(
+            f"{said} ended without running the agent (exit status {failure.exit_status}){cause}",
             host=self.host.name,
-            phase="start",
-            hint=f"see: rdiag check {self.host.name}",
+            hint="is it a Python that works? Try it there by hand, or correct environment in hosts.yaml; "
+            f"see: rdiag check {self.host.name}",
             details=details,
         )
 

@@ -124,7 +124,7 @@ def scan(host: Host) -> ScannedKey:
         RdiagError: by phase, as for every connection.
     """
     if host.transport != "ssh":
-        raise UsageProblem("is this machine: there is no host key to trust", host=host.name)
+        raise UsageProblem("this machine is not reached over ssh: there is no host key to trust", host=host.name)
     from .transport.base import ConnectionFacts
     from .transport.client import dispose
     from .transport.handshake import run

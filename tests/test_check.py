@@ -347,6 +347,16 @@ def test_the_table_fits_a_terminal_and_says_what_to_do(tmp_path: Path) -> None:
     assert "the host was not reached" in ran.out
 
 
+def test_behind_an_unknown_key_there_is_a_host(zsh_server: TestSshd, tmp_path: Path) -> None:
+    (tmp_path / "none").touch()
+    inventory(tmp_path / "hosts.yaml", zsh_server.host(name="strange", known_hosts=tmp_path / "none"))
+    ran = rdiag("check", "strange", "-i", str(tmp_path / "hosts.yaml"), home=tmp_path)
+    assert ran.code == ExitCode.HOST_KEY
+    assert "rdiag trust strange" in ran.out
+    assert "not logged in to the host" in ran.out
+    assert "not reached" not in ran.out
+
+
 def test_an_unknown_host_is_refused_before_anything_is_done(tmp_path: Path) -> None:
     ran = rdiag("check", "nowhere", home=tmp_path)
     assert ran.code in {ExitCode.USAGE, ExitCode.CONFIG}

@@ -86,3 +86,9 @@ def test_trust_then_run(start_sshd: Callable[..., TestSshd], tmp_path: Path) -> 
         assert rdiag("trust", "box", "-i", str(path), home=tmp_path).code == 2, "no terminal, no yes"
         assert rdiag("trust", "box", "-i", str(path), "--yes", home=tmp_path).code == 0
         assert rdiag("run", "hello", "-H", "box", "-i", str(path), home=tmp_path).code == 0
+
+
+def test_this_machine_has_no_key_to_trust(tmp_path: Path) -> None:
+    ran = rdiag("trust", "local", home=tmp_path)
+    assert ran.code == 2
+    assert "this machine is not reached over ssh" in ran.err

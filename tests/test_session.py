@@ -305,6 +305,19 @@ def test_a_host_without_python(start_sshd: Callable[..., TestSshd], tmp_path: Pa
     assert "install" in str(caught.value.hint) or "python" in str(caught.value.hint)
 
 
+def test_a_python_that_is_none(start_sshd: Callable[..., TestSshd], tmp_path: Path) -> None:
+    other = tmp_path / "python3"
+    other.write_text("#!/bin/sh\necho this is another program\n")
+    other.chmod(0o755)
+    with start_sshd(shell="zsh") as server:
+        host = server.host(environment=Environment("python", str(other)))
+        with Session(host) as session, pytest.raises(EnvironmentUnfit) as caught:
+            session.run("hello")
+    assert caught.value.message.startswith(f"{other} ended without running the agent (exit status 0)")
+    assert caught.value.message.endswith(": this is another program")
+    assert "a Python that works" in (caught.value.hint or "")
+
+
 def test_a_python_that_is_too_old(zsh_server: TestSshd, tmp_path: Path) -> None:
     old = next(
         (path for name in ("2.7.18", "3.6.15", "3.7.16") if (path := Path.home() / f".pyenv/versions/{name}/bin/python").exists()),

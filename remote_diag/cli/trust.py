@@ -54,7 +54,7 @@ def command(settings: Settings, host: str, fingerprints: frozenset[str], yes: bo
 
     target = load(settings.inventory).host(host)
     interactive = not settings.json and sys.stdin.isatty() and sys.stderr.isatty()
-    if not (interactive or yes or fingerprints):
+    if target.transport == "ssh" and not (interactive or yes or fingerprints):
         raise UsageProblem(
             "nobody can be asked whether the key is the right one: this is no terminal"
             if not settings.json
