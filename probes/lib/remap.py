@@ -58,19 +58,23 @@ class Moves:
         """Rows that are made anew."""
         return len(self.source) - self.moved
 
-    def stretches(self, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
-        """Yield (first row, row behind the last, its row in the old head) of new rows that lie together in the old one."""
+    def stretches(self, step: int) -> list[list[tuple[int, int, int]]]:
+        """Return for each block of ``step`` new rows which of them lie together in the old head.
+
+        Each is (first row in the block, row behind the last, row in the old head); rows without a source are in none.
+        """
         import numpy as np
 
-        part = self.source[start:stop]
-        known = np.flatnonzero(part >= 0)
-        if not len(known):
-            return
-        breaks = np.flatnonzero((np.diff(known) != 1) | (np.diff(part[known]) != 1)) + 1
-        edges = [0, *breaks.tolist(), len(known)]
-        for begin, end in zip(edges, edges[1:]):
-            first = int(known[begin])
-            yield start + first, start + first + end - begin, int(part[first])
+        known = np.flatnonzero(self.source >= 0)
+        old = self.source[known]
+        apart = (np.diff(known) != 1) | (np.diff(old) != 1) | (np.diff(known // step) != 0)
+        begins = np.concatenate([[0], np.flatnonzero(apart) + 1]).astype(np.int64) if len(known) else known
+        lengths = np.diff(np.append(begins, len(known)))
+        blocks: list[list[tuple[int, int, int]]] = [[] for _ in range(0, len(self.source), step)]
+        for new, count, row in zip(known[begins].tolist(), lengths.tolist(), old[begins].tolist()):
+            first = new % step
+            blocks[new // step].append((first, first + count, row))
+        return blocks
 
 
 def plan_moves(a: Ids, b: Ids, vocab: int) -> Moves:
@@ -228,6 +232,8 @@ def _is_float(spec: Spec) -> bool:
 
 
 def _check_head(drafter: Drafter, head: Matrix, moves: Moves) -> None:
+    if not head.columns:
+        raise Damaged(drafter.path, "%s has no columns" % quoted(head.name))
     if head.rows == len(moves.a):
         return
     if head.rows == moves.vocab:
@@ -243,16 +249,31 @@ def _check_head(drafter: Drafter, head: Matrix, moves: Moves) -> None:
 # Bytes ---------------------------------------------------------------------------------------------------------------
 
 
-def _blocks(head: Matrix, rows: int) -> Iterator[tuple[int, int]]:
-    step = max(1, BLOCK // max(1, head.row_bytes))
-    return ((start, min(rows, start + step)) for start in range(0, rows, step))
+@dataclass(frozen=True)
+class _Block:
+    """Some rows of the new head."""
+
+    start: int
+    stop: int
+    stretches: list[tuple[int, int, int]]
 
 
-def _gather(head: Matrix, moves: Moves, start: int, stop: int, block: NDArray[Any]) -> None:
-    """Read the sources of the new rows ``start`` to ``stop`` into ``block``; those without one stay as they are."""
-    for first, end, row in moves.stretches(start, stop):
-        part = block[first - start : end - start]
-        head.place.file.read_into(head.place.offset + row * head.row_bytes, part.data.cast("B"))
+def _blocks(head: Matrix, moves: Moves) -> Iterator[_Block]:
+    rows, step = len(moves.b), _step(head)
+    for number, stretches in enumerate(moves.stretches(step)):
+        yield _Block(number * step, min(rows, number * step + step), stretches)
+
+
+def _step(head: Matrix) -> int:
+    """Return how many rows make up a block."""
+    return max(1, BLOCK // head.row_bytes)
+
+
+def _gather(head: Matrix, block: _Block, into: memoryview) -> None:
+    """Read the rows of ``block`` that have a source into their places; those without one stay as they are."""
+    file, begin, size = head.place.file, head.place.offset, head.row_bytes
+    for first, stop, row in block.stretches:
+        file.read_into(begin + row * size, into[first * size : stop * size])
 
 
 def _moved_blocks(head: Matrix, moves: Moves, fill: Fill | None) -> Iterator[memoryview]:
@@ -260,45 +281,43 @@ def _moved_blocks(head: Matrix, moves: Moves, fill: Fill | None) -> Iterator[mem
     import numpy as np
 
     head.place.file.expect(head.place.offset, head.rows * head.row_bytes)
-    buffer: NDArray[Any] | None = None
-    for start, stop in _blocks(head, len(moves.b)):
-        if buffer is None:
-            buffer = _buffer(head, stop - start)
-        block = buffer[: stop - start]
-        _gather(head, moves, start, stop, block)
-        missing = np.flatnonzero(moves.source[start:stop] < 0)
+    raw, rows = _buffer(head, moves)
+    for block in _blocks(head, moves):
+        _gather(head, block, memoryview(raw))
+        missing = np.flatnonzero(moves.source[block.start : block.stop] < 0)
         if len(missing):
             if fill is None:
                 raise ValueError("%d rows have no source, and nothing to fill them with was given" % len(missing))
-            block[missing] = fill.rows(moves.b[start:stop][missing])
-        yield block.data.cast("B")
+            rows[missing] = fill.rows(moves.b[block.start + missing])
+        yield memoryview(raw)[: (block.stop - block.start) * head.row_bytes]
 
 
 def _same_rows(head: Matrix, written: Matrix, moves: Moves) -> bool:
     """Whether the moved rows in ``written`` are their sources in ``head``, bit for bit."""
     import numpy as np
 
-    buffers: tuple[NDArray[Any], NDArray[Any]] | None = None
-    for start, stop in _blocks(head, len(moves.b)):
-        if buffers is None:
-            buffers = _buffer(head, stop - start), _buffer(head, stop - start)
-        expected, found = buffers[0][: stop - start], buffers[1][: stop - start]
-        written.place.file.read_into(written.place.offset + start * written.row_bytes, found.data.cast("B"))
-        missing = moves.source[start:stop] < 0
-        expected[missing] = found[missing]
-        _gather(head, moves, start, stop, expected)
-        # As bytes: a NaN equals itself, and -0 is not 0.
-        if not np.array_equal(expected.view(np.uint8), found.view(np.uint8)):
+    (raw, rows), (raw_found, rows_found) = _buffer(head, moves), _buffer(head, moves)
+    for block in _blocks(head, moves):
+        part = memoryview(raw_found)[: (block.stop - block.start) * head.row_bytes]
+        written.place.file.read_into(written.place.offset + block.start * head.row_bytes, part)
+        missing = np.flatnonzero(moves.source[block.start : block.stop] < 0)
+        rows[missing] = rows_found[missing]
+        _gather(head, block, memoryview(raw))
+        # As bytes: a NaN equals itself, and -0 is not 0. What is behind the last block is the same in both.
+        if raw != raw_found:
             return False
     return True
 
 
-def _buffer(head: Matrix, rows: int) -> NDArray[Any]:
+def _buffer(head: Matrix, moves: Moves) -> tuple[bytearray, NDArray[Any]]:
+    """Return room for one block, as bytes and as rows."""
     import numpy as np
 
     from .floats import STORED
 
-    return np.zeros((rows, head.columns), STORED[head.dtype])
+    count = min(len(moves.b), _step(head))
+    raw = bytearray(count * head.row_bytes)
+    return raw, np.frombuffer(raw, STORED[head.dtype]).reshape(count, head.columns)
 
 
 def _copy(writer: Writer, checkpoint: Checkpoint, spec: Spec, told: Told) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .files import Damaged, Unreadable, quoted
-from .floats import cast, narrow, widen
+from .floats import STORED, narrow, widen
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,8 +22,10 @@ if TYPE_CHECKING:
     from .matrix import Matrix
 
 POLICIES = ("verifier", "verifier-scaled", "mean", "random")
-_SAMPLE = 1000
+_SAMPLE = 500
 """Rows that lengths and directions are taken from."""
+_LARGEST = {"bfloat16": 3.38e38, "float16": 65_500.0, "float32": 3.4e38, "float64": 1.7e308}
+"""What surely does not become infinite when it is rounded to that type."""
 
 
 @dataclass(frozen=True)
@@ -114,14 +116,16 @@ class Verifier(Fill):
         """Return the verifier's rows."""
         import numpy as np
 
-        bits = self._theirs.take_bits(ids)
-        if self.scale is None:
-            bits = cast(bits, self._theirs.dtype, self.dtype)
-        else:
-            bits = narrow(widen(bits, self._theirs.dtype) * np.float32(self.scale), self.dtype)
-        if not np.isfinite(widen(bits, self.dtype)).all():
-            raise Damaged(self._theirs.place.file.path, "%s holds infinities or NaN" % quoted(self._theirs.name))
-        return bits
+        bits = _read_rows(self._theirs, ids)
+        numbers = widen(bits, self._theirs.dtype)
+        if self.scale is not None:
+            numbers = numbers * np.float32(self.scale)
+        # A NaN is the largest of all, and not smaller than anything.
+        if not np.abs(numbers).max(initial=0.0) <= _LARGEST[self.dtype]:
+            told = "%s holds infinities, NaN, or more than %s can" % (quoted(self._theirs.name), self.dtype)
+            raise Damaged(self._theirs.place.file.path, told)
+        same = self.scale is None and self._theirs.dtype == self.dtype
+        return bits if same else narrow(numbers, self.dtype)
 
 
 class Mean(Fill):
@@ -186,17 +190,42 @@ class Random(Fill):
         return narrow(numbers * self._deviation, self.dtype)
 
 
+def _read_rows(head: Matrix, rows: Ids) -> NDArray[Any]:
+    """Return some rows that lie far apart, as stored; raise Damaged or Unreadable."""
+    import numpy as np
+
+    file, begin, size = head.place.file, head.place.offset, head.row_bytes
+    found = np.empty((len(rows), head.columns), STORED[head.dtype])
+    beyond = rows[(rows < 0) | (rows >= head.rows)]
+    if len(beyond):
+        raise Damaged(file.path, "%s has %d rows, none for token %d" % (quoted(head.name), head.rows, beyond[0]))
+    places = [begin + row * size for row in rows.tolist()]
+    for place in places:
+        file.expect(place, size)
+    into = found.data.cast("B") if found.size else memoryview(b"")
+    for number, place in enumerate(places):
+        file.read_into(place, into[number * size : (number + 1) * size])
+    return found
+
+
 def _median_length(numbers: NDArray[np.float32]) -> float:
     import numpy as np
 
-    return float(np.median(np.linalg.norm(numbers, axis=1))) if len(numbers) else 0.0
+    return float(np.median(np.sqrt(_products(numbers, numbers)))) if len(numbers) else 0.0
 
 
 def _mean_cosine(a: NDArray[np.float32], b: NDArray[np.float32]) -> float | None:
     import numpy as np
 
-    lengths = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
-    usable = np.isfinite(lengths) & (lengths > 0)
-    if not usable.any():
-        return None
-    return float(((a[usable] * b[usable]).sum(axis=1) / lengths[usable]).mean())
+    with np.errstate(over="ignore", invalid="ignore"):
+        lengths = np.sqrt(_products(a, a)) * np.sqrt(_products(b, b))
+        usable = np.isfinite(lengths) & (lengths > 0)
+        return float((_products(a, b)[usable] / lengths[usable]).mean()) if usable.any() else None
+
+
+def _products(a: NDArray[np.float32], b: NDArray[np.float32]) -> NDArray[Any]:
+    """Return the scalar product of each row of ``a`` with that of ``b``."""
+    import numpy as np
+
+    found: NDArray[Any] = np.einsum("ij,ij->i", a, b)
+    return found
