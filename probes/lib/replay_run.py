@@ -88,6 +88,56 @@ PLAIN = Hypothesis("A", None, 1, (), norm_before_residual=False)
 """For checking what :func:`parse` takes before anything is known."""
 
 
+@dataclass
+class Scene:
+    """A drafter on a stage, ready for hypotheses."""
+
+    stage: Stage
+    flags: Flags
+    declared: Hypothesis
+    """What the files say."""
+    mappings: dict[str, Ids]
+    kinds: set[str]
+    files: list[str]
+    total: int
+    """Samples that there are."""
+
+
+def _set(context: Context, request: Request, device: str, meter: Meter, stack: ExitStack) -> Scene:
+    """Open everything and put it on the stage; ``stack`` closes it."""
+    drafter = stack.enter_context(open_drafter(request.checkpoint, meter))
+    target = None if request.target is None else stack.enter_context(open_target(request.target, meter))
+    eagle = Eagle(drafter, device)
+    width = None if target is None else target.head().columns
+    files, total = find_samples(request.samples, request.limit)
+    windows, kinds, norm = _load(context, files, request, width=width, target=target, meter=meter)
+    mappings = _mappings(request, drafter, eagle, meter)
+    embed = _embedding(drafter, target)
+    stage = Stage(eagle, windows, mappings, target=target, embed=embed, count=request.steps, device=device)
+    order = tuple(range(stage.layers))
+    applied = norm if stage.truth is not None and norm in stage.truth.norms else None if stage.truth is None else False
+    declared = Hypothesis("A", applied, 1, order, eagle.flags.norm_before_residual)
+    return Scene(stage, eagle.flags, declared, mappings, kinds, files, total)
+
+
+def both_residuals(
+    context: Context, checkpoint: str, samples: tuple[str, ...], target: str | None, meter: Meter
+) -> tuple[bool, float, float]:
+    """Return (the declared norm_before_residual, divergence as declared, divergence the other way).
+
+    Raises:
+        Damaged, Unreadable: the drafter or the samples cannot be run.
+        ImportError: there is no torch.
+    """
+    request = Request(checkpoint, samples, target, None, (), 3, 8, 128)
+    with ExitStack() as stack:
+        scene = _set(context, request, "cpu", meter, stack)
+        declared = scene.declared
+        other = replace(declared, norm_before_residual=not declared.norm_before_residual)
+        scores = [scene.stage.run(hypothesis, scene.flags).score for hypothesis in (declared, other)]
+    return declared.norm_before_residual, scores[0], scores[1]
+
+
 def replay(context: Context, request: Request, device: str) -> Report:
     """Run the drafter under all hypotheses, and report what they say.
 
@@ -96,33 +146,22 @@ def replay(context: Context, request: Request, device: str) -> Report:
     """
     meter = Meter()
     with ExitStack() as stack:
-        drafter = stack.enter_context(open_drafter(request.checkpoint, meter))
-        target = None if request.target is None else stack.enter_context(open_target(request.target, meter))
-        eagle = Eagle(drafter, device)
-        width = None if target is None else target.head().columns
-        files, total = find_samples(request.samples, request.limit)
-        windows, kinds, norm = _load(context, files, request, width=width, target=target, meter=meter)
-        mappings = _mappings(request, drafter, eagle, meter)
-        stage = Stage(
-            eagle, windows, mappings, target=target, embed=_embedding(drafter, target), count=request.steps, device=device
-        )  # fmt: skip
-        declared = Hypothesis("A", norm if target is not None else None, 1, tuple(range(stage.layers)), eagle.flags.norm_before_residual)
-        runs = _runs(
-                context, request, stage, declared, flags=eagle.flags, others=tuple(name for name in mappings if name != "A")
-            )
+        scene = _set(context, request, device, meter, stack)
+        others = tuple(name for name in scene.mappings if name != "A")
+        runs = _runs(context, request, scene.stage, scene.declared, flags=scene.flags, others=others)
     order = sorted(range(len(runs)), key=lambda index: runs[index].score)
     report = Report(
         runs=tuple(runs),
         best=order[0],
         margin=None if len(runs) < 2 else runs[order[1]].score - runs[order[0]].score,
-        files=tuple(shown(path) for path in files),
-        kinds=tuple(sorted(kinds)),
-        positions=stage.positions,
-        draft_vocab=len(mappings["A"]),
-        truth="tokens" if target is None else "target",
+        files=tuple(shown(path) for path in scene.files),
+        kinds=tuple(sorted(scene.kinds)),
+        positions=scene.stage.positions,
+        draft_vocab=len(scene.mappings["A"]),
+        truth="tokens" if scene.stage.truth is None else "target",
         bytes_read=meter.bytes,
     )
-    judge(context, report, shown(drafter.path), total)
+    judge(context, report, shown(request.checkpoint), scene.total)
     return report
 
 
