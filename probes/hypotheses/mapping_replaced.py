@@ -109,6 +109,7 @@ def _decide(params: Params, meter: Meter) -> Answer:
     facts.append(told)
     moved = _head(params, old, new, facts, meter)
     against = _numbers(params, ceiling, facts)
+    facts += _coverage(old, new, params, meter)
     fix = _fix(params, path)
     explains = "an accuracy of at most %.3g and a loss above that of a uniform guess" % ceiling
     more: dict[str, Any] = {"explains": explains, "accuracy": ceiling, "next_command": fix}
@@ -153,6 +154,19 @@ def _ceiling(old: Ids, new: Ids, params: Params, meter: Meter) -> tuple[float, s
     if params.serving_accuracy is not None:
         return part * params.serving_accuracy, "%s, times a serving accuracy of %.3g" % (told, params.serving_accuracy)
     return part, told
+
+
+def _coverage(old: Ids, new: Ids, params: Params, meter: Meter) -> list[str]:
+    """Return what keeping A's mapping for the training would cost, where that is known."""
+    from probes.lib.hypothesis import percent, read_counts, share
+
+    counts = read_counts(params.counts, meter)
+    covered, wanted = share(old, counts), share(new, counts)
+    if covered is None or wanted is None:
+        return []
+    told = "A's mapping covers %s of the text, B's %s" % (percent(covered), percent(wanted))
+    cheap = "; keeping A's for this training costs next to nothing" if wanted - covered < 0.01 else ""
+    return [told + cheap]
 
 
 def _head(params: Params, old: Ids, new: Ids, facts: list[str], meter: Meter) -> str:
@@ -247,5 +261,6 @@ def _loss(params: Params, ceiling: float) -> float | None:
 def _fix(params: Params, path: str) -> str:
     from probes.lib.hypothesis import command
 
-    verifier = ["--verifier", params.target] if params.target else []
-    return command("rdiag", "vocab-remap", params.drafter_before, "--mapping", path, "--out", "OUT", *verifier)
+    fill = ["--verifier", params.target] if params.target else ["--missing", "mean"]
+    out = params.drafter_before.rstrip("/") + "-remapped"
+    return command("rdiag", "vocab-remap", params.drafter_before, "--mapping", path, "--out", out, *fill)

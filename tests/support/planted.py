@@ -354,3 +354,11 @@ PLANTS: dict[str, Plant] = {
     "mask-empty": _mask_empty,
 }
 """Cause -> what plants it. ``d2t-of-another`` is a second way in which t2d and d2t disagree."""
+
+
+def read_head(folder: Path) -> NDArray[np.float32]:
+    """Return ``lm_head.weight`` of a drafter in one safetensors file, float32, read without the project's own code."""
+    from safetensors.numpy import load_file
+
+    head: NDArray[np.float32] = load_file(folder / "model.safetensors")["lm_head.weight"]
+    return head
