@@ -128,16 +128,17 @@ class Gathered:
         self.left_out = 0
         """Points of series beyond :data:`MAX_SERIES`."""
 
-    def add(self, point: Point) -> None:
-        """Add a point to its series."""
+    def add(self, point: Point) -> Series | None:
+        """Add a point to its series, and return that; None when there are too many already."""
         key = Key(DIALECTS[point.dialect].family, point.metric, point.position, point.split, point.where.rank)
         series = self.series.get(key)
         if series is None:
             if len(self.series) >= MAX_SERIES:
                 self.left_out += 1
-                return
+                return None
             series = self.series[key] = Series(key)
         series.add(point)
+        return series
 
     def find(self, metric: str, position: int | None) -> Series | None:
         """Return the series of a metric that stands for the training: not the validation's, of the lowest rank seen."""

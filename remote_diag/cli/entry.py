@@ -29,6 +29,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "launch": ("launch", "Start a job that outlives the connection, and follow it."),
     "logs": ("logs", "Mirror and follow the logs of a job."),
     "loss-check": ("loss_check", "Say what the loss and accuracy of a training mean."),
+    "metrics": ("metrics", "Show loss, accuracy and learning rate of a job, and alerts."),
     "new-probe": ("new_probe", "Write a small working probe, and its test."),
     "probes": ("probes", "List the probes, or describe one."),
     "run": ("run", "Run any probe on a host."),

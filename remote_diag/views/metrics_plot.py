@@ -1,0 +1,149 @@
+"""Series of a job as a picture: an HTML file that needs nothing else, or a PNG where matplotlib is installed."""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Iterable, Sequence
+from itertools import groupby, pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import LocalIOError, UsageProblem
+from ..text import safe
+from .loss_check import number
+
+if TYPE_CHECKING:
+    from probes.lib.training_log import Point
+
+    from ..metrics import Row
+
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#999933")
+"""Told apart by people who see few colours, too; after eight they begin anew."""
+_WIDTH, _HEIGHT, _LEFT, _BOTTOM, _TOP = 900.0, 260.0, 70.0, 30.0, 10.0
+_TICKS = 5
+_STYLE = (
+    "body{font:14px system-ui,sans-serif;margin:2em;max-width:960px;color:#222;background:#fff}"
+    "svg{width:100%;height:auto}text{font-size:12px;fill:#555}.grid{stroke:#ddd}.key{margin-right:1.5em}"
+    "path{fill:none;stroke-width:1.5}"
+)
+
+
+def check(path: Path) -> None:
+    """Make sure, before anything else is done, that ``path`` can be drawn.
+
+    Raises:
+        UsageProblem: it is neither .html nor .png, its folder is missing, or matplotlib is.
+    """
+    if path.suffix.lower() not in {".html", ".png"}:
+        raise UsageProblem(f"--plot {path}: the name has to end in .html or .png")
+    if not path.absolute().parent.is_dir():
+        raise UsageProblem(f"--plot {path}: there is no folder {path.absolute().parent}")
+    if path.suffix.lower() == ".png":
+        try:
+            import matplotlib  # noqa: F401
+        except ImportError:
+            raise UsageProblem(
+                f"--plot {path}: a PNG needs matplotlib",
+                hint="pip install 'remote-diag[plot]', or give a name that ends in .html: that needs nothing",
+            ) from None
+
+
+def write(path: Path, title: str, rows: Sequence[Row]) -> None:
+    """Draw ``rows`` into ``path``, one diagram for each metric.
+
+    Raises:
+        LocalIOError: it cannot be written.
+    """
+    try:
+        if path.suffix.lower() == ".png":
+            _write_png(path, title, rows)
+        else:
+            path.write_text(page(title, rows), encoding="utf-8")
+    except OSError as error:
+        raise LocalIOError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def page(title: str, rows: Sequence[Row]) -> str:
+    """Return the HTML page; it loads nothing, and everything from the log is escaped in it."""
+    shown = html.escape(safe(title))
+    parts = [f"<!doctype html>\n<html lang=en><meta charset=utf-8><title>{shown}</title><style>{_STYLE}</style>"]
+    parts.append(f"<h1>{shown}</h1>")
+    for metric, group in _metrics(rows):
+        parts.append(f"<h2>{html.escape(safe(metric))}</h2>{_diagram(group)}")
+    if len(parts) == 2:
+        parts.append("<p>no numbers in the log</p>")
+    return "\n".join(parts) + "\n"
+
+
+def _metrics(rows: Sequence[Row]) -> Iterable[tuple[str, list[Row]]]:
+    drawn = [row for row in rows if row.series.count]
+    for metric, group in groupby(drawn, key=lambda row: row.series.key.metric):
+        yield metric, list(group)
+
+
+def coordinates(points: Sequence[Point]) -> list[tuple[float, float]]:
+    """Return (x, y): x is the step where all points have one and it never falls, the running number otherwise."""
+    steps = [point.step for point in points if point.step is not None]
+    counted = len(steps) == len(points) and all(one <= other for one, other in pairwise(steps))
+    return [(float(point.step if counted and point.step is not None else point.ordinal), point.value) for point in points]
+
+
+def _diagram(rows: Sequence[Row]) -> str:
+    lines = [coordinates(row.points()) for row in rows]
+    xs = [x for line in lines for x, _ in line]
+    ys = [y for line in lines for _, y in line]
+    x_low, x_span = min(xs), (max(xs) - min(xs)) or 1.0
+    y_low, y_high = min(ys), max(ys)
+    y_span = y_high - y_low
+    if y_span <= 0 or not math.isfinite(y_span):
+        y_low, y_span = y_low - 0.5, 1.0
+
+    def at(x: float, y: float) -> tuple[float, float]:
+        across = _LEFT + (x - x_low) / x_span * (_WIDTH - _LEFT - 10)
+        return across, _TOP + (1 - (y - y_low) / y_span) * (_HEIGHT - _TOP - _BOTTOM)
+
+    out = [f'<svg viewBox="0 0 {_WIDTH:g} {_HEIGHT:g}" role=img>']
+    for tick in range(_TICKS):
+        share = tick / (_TICKS - 1)
+        x, y = at(x_low + share * x_span, y_low + share * y_span)
+        out.append(f'<line class=grid x1={_LEFT:g} x2={_WIDTH - 10:g} y1={y:.1f} y2={y:.1f} />')
+        out.append(f'<text x={_LEFT - 6:g} y={y + 4:.1f} text-anchor=end>{number(y_low + share * y_span)}</text>')
+        out.append(f'<text x={x:.1f} y={_HEIGHT - 8:g} text-anchor=middle>{number(x_low + share * x_span)}</text>')
+    keys = []
+    for place, (row, line) in enumerate(zip(rows, lines, strict=True)):
+        colour = COLOURS[place % len(COLOURS)]
+        moves = [at(x, y) for x, y in line]
+        if len(moves) == 1:
+            out.append(f'<circle cx={moves[0][0]:.1f} cy={moves[0][1]:.1f} r=3 fill="{colour}" />')
+        drawn = "L".join(f"{x:.1f} {y:.1f}" for x, y in moves)
+        out.append(f'<path d="M{drawn}" stroke="{colour}" />')
+        keys.append(f'<span class=key style="color:{colour}">&#9632; {html.escape(_label(row, rows))}</span>')
+    return "".join((*out, "</svg><p>", *keys, "</p>"))
+
+
+def _label(row: Row, rows: Sequence[Row]) -> str:
+    several = len({one.stream for one in rows}) > 1
+    return safe(f"{row.label} ({row.stream})" if several else row.label)
+
+
+def _write_png(path: Path, title: str, rows: Sequence[Row]) -> None:
+    from matplotlib.figure import Figure
+
+    groups = list(_metrics(rows))
+    figure: Any = Figure(figsize=(10, max(3, 3 * len(groups))), layout="constrained")
+    # Dollar signs would be read as formulas.
+    figure.suptitle(safe(title).replace("$", r"\$"))
+    for (metric, group), axes in zip(groups, _axes(figure, len(groups)), strict=True):
+        for place, row in enumerate(group):
+            xs, ys = zip(*coordinates(row.points()), strict=True)
+            label = _label(row, group).replace("$", r"\$")
+            axes.plot(xs, ys, color=COLOURS[place % len(COLOURS)], label=label, marker="o" if len(xs) == 1 else None)
+        axes.set_ylabel(safe(metric).replace("$", r"\$"))
+        axes.grid(visible=True, alpha=0.3)
+        axes.legend(fontsize="small")
+    figure.savefig(path, format="png")
+
+
+def _axes(figure: Any, count: int) -> list[Any]:
+    return [axes for (axes,) in figure.subplots(count, 1, squeeze=False)] if count else []
