@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 EFFECTS = ("reads-files",)
 
-DEVICE = "cpu"
+DEVICE: Literal["cpu", "cuda"] = "cpu"
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,9 @@ class Result:
 
 def run(params: Params, context: Context) -> Result:
     """Check the hypotheses, run, and put the numbers into the result."""
-    context.require("torch")
+    torch = context.require("torch")
+    if DEVICE == "cuda" and not torch.cuda.is_available():
+        context.unfit("torch sees no GPU", "run it on the CPU: rdiag replay --device cpu")
     context.require("numpy")
     from probes.lib import replay_run
     from probes.lib.files import Damaged, Unreadable

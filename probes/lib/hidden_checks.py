@@ -357,7 +357,7 @@ class Checker:
         shares = [sample.mask_share or 0.0 for sample in known]
         empty = [sample.path for sample in known if sample.mask_share == 0]
         if not known:
-            self._say(7, "unknown", "The samples hold no mask", action="it is in the dataset: give --dataset")
+            self._say(7, "skipped", "The samples hold no mask", action="it is in the dataset: give --dataset")
             return
         first = sorted({sample.first_counted for sample in known if sample.first_counted is not None})
         told = ("first tokens that count, as ids: %s" % ", ".join(map(str, first[:8])),) if first else ()
