@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from probes.lib.files import Meter
     from probes.lib.mappings import Ids
     from probes.lib.remap import Plan
@@ -137,6 +135,7 @@ def _run(params: Params, context: Context, meter: Meter, stack: ExitStack) -> Re
     from probes.lib.remap_findings import report_doubts, report_remapped, weigh
     from probes.lib.remap_folder import Folder, write_folder
     from probes.lib.row_fill import take_sample
+    from probes.lib.vocabulary import counts_for
 
     # All that can be refused is refused before the first byte is written.
     place = place_for(params.out)
@@ -146,7 +145,7 @@ def _run(params: Params, context: Context, meter: Meter, stack: ExitStack) -> Re
     plan = plan_tensors(drafter, plan_moves(a, b, vocab))
     sample = take_sample(drafter.matrix("lm_head"))
     fill = _fill(params, plan, sample, meter, stack)
-    counts, counts_name = _counts(params, meter)
+    counts, counts_name = counts_for(params.counts, params.mapping, meter)
     shares = None if counts is None else weigh(plan.moves, counts)
     folder = Folder(place, plan, fill, _provenance(params, plan, fill), context.run_id)
 
@@ -196,7 +195,7 @@ def _refuse_inside(source: str, place: str) -> None:
 def _mappings(params: Params, meter: Meter) -> tuple[Ids, Ids, Side, int]:
     """Return (tokens of the source's head, tokens of the new one, the new mapping, tokens of the target)."""
     from probes.lib.files import Unreadable
-    from probes.lib.sides import read_side, understand
+    from probes.lib.sides import read_side, sound_ids, understand
 
     own = params.head_mapping is None
     a = read_side("the source" if own else "the head's mapping", params.source if params.head_mapping is None else params.head_mapping)
@@ -204,8 +203,10 @@ def _mappings(params: Params, meter: Meter) -> tuple[Ids, Ids, Side, int]:
     understand(a, b.vocab, None if params.encoding_source == "auto" else params.encoding_source)
     understand(b, a.vocab, None if params.encoding_mapping == "auto" else params.encoding_mapping)
     meter.bytes += a.meter.bytes + b.meter.bytes
-    hint = "find out with verifier-head which mapping the head follows, and give that with --head-mapping"
-    ids_a, ids_b = _sound(a, hint), _sound(b, "take the mapping from where it was made, or write t2d anew from d2t")
+    say = "say what it holds with --encoding-%s" if "ambiguous" in (a.encoding, b.encoding) else None
+    find = "find out with verifier-head which mapping the head follows, and give that with --head-mapping"
+    ids_a = sound_ids(a, say % "source" if say else find)
+    ids_b = sound_ids(b, say % "mapping" if say else "take the mapping from where it was made, or write t2d anew from d2t")
     vocab = a.vocab if b.vocab is None else b.vocab
     if vocab is None:
         vocab = _verifiers_vocab(params.verifier, meter)
@@ -221,22 +222,6 @@ def _mappings(params: Params, meter: Meter) -> tuple[Ids, Ids, Side, int]:
     if beyond:
         raise Unreadable(b.path, "%d rows stand for tokens beyond the target's %d" % (beyond, vocab))
     return ids_a, ids_b, b, vocab
-
-
-def _sound(side: Side, hint: str) -> Ids:
-    """Return the tokens of a side that nothing contradicts; raise Unreadable for all others."""
-    from probes.lib.files import Unreadable
-
-    if side.stored is None:
-        raise Unreadable(side.path, "%s cannot be trusted: %s" % (side.name, side.damage), "copy it again from the original")
-    if side.encoding == "ambiguous":
-        raise Unreadable(side.path, side.reason, "say it with --encoding-source or --encoding-mapping")
-    if side.ids is None:
-        raise Unreadable(side.path, "d2t is %s: %s" % (side.encoding, side.reason), hint)
-    if side.t2d is not None and not side.t2d.agrees(side.ids):
-        told = "t2d and d2t of %s stand for different tokens; nobody knows which of them its head follows" % side.name
-        raise Unreadable(side.path, told, hint)
-    return side.ids
 
 
 def _verifiers_vocab(path: str | None, meter: Meter) -> int | None:
@@ -277,15 +262,7 @@ def _fill(params: Params, plan: Plan, sample: Sample, meter: Meter, stack: ExitS
     return row_fill.Verifier(head, plan.moves.a, sample, theirs, scaled=scaled)
 
 
-# Counts and provenance -----------------------------------------------------------------------------------------------
-
-
-def _counts(params: Params, meter: Meter) -> tuple[NDArray[Any] | None, str | None]:
-    from probes.lib.files import shown
-    from probes.lib.vocabulary import counts_beside_mapping, read_counts
-
-    found = counts_beside_mapping(params.mapping, meter) if params.counts is None else read_counts(params.counts, meter)
-    return (None, None) if found is None else (found[0], shown(found[1]))
+# Provenance ----------------------------------------------------------------------------------------------------------
 
 
 def _provenance(params: Params, plan: Plan, fill: Fill | None) -> dict[str, Any]:

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -54,7 +54,7 @@ def tell(text: str) -> None:
     print(f"bench: {text}", file=sys.stderr, flush=True)
 
 
-def write_checkpoint(path: Path, matrices: dict[str, tuple[int, int, Block]], **small: Any) -> int:
+def write_checkpoint(path: Path, matrices: Mapping[str, tuple[int, int, Block]], **small: Any) -> int:
     """Write a safetensors file.
 
     Args:

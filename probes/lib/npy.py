@@ -64,6 +64,19 @@ def read_header(read: Callable[[int, int], bytes]) -> Header:
     return _parse(raw.decode("latin-1"), data + length)
 
 
+def make_header(dtype: str, shape: tuple[int, ...]) -> bytes:
+    """Return the beginning of a ``.npy`` file, version 1, up to its first element.
+
+    Args:
+        dtype: as numpy writes it, with its byte order: ``<i8``.
+        shape: in the order of C.
+    """
+    text = "{'descr': '%s', 'fortran_order': False, 'shape': %r, }" % (dtype, tuple(map(int, shape)))
+    # As numpy does: the first element is aligned to 64 bytes, and the header ends a line.
+    text += " " * (-(len(MAGIC) + 4 + len(text) + 1) % 64) + "\n"
+    return MAGIC + b"\x01\x00" + struct.pack("<H", len(text)) + text.encode("ascii")
+
+
 def _parse(text: str, data: int) -> Header:
     items = _items(text.strip())
     descr = items["descr"]

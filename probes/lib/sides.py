@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 
-from .files import Damaged, Meter, shown
+from .files import Damaged, Meter, Unreadable, shown
 from .mappings import Mapping, understand_d2t, understand_t2d
 from .vocabulary import read_stored
 
@@ -109,6 +109,26 @@ def understand(side: Side, others_vocab: int | None, claimed: str | None) -> Non
     if side.vocab is None and vocab is not None:
         notes.append("the vocabulary size %d is the other side's" % vocab)
     side.mapping = Mapping(mapping.encoding, mapping.ids, "; ".join(notes))
+
+
+def sound_ids(side: Side, hint: str) -> Ids:
+    """Return the tokens of an understood side that nothing contradicts.
+
+    Args:
+        side: as :func:`understand` left it.
+        hint: what to do where it is contradicted.
+
+    Raises:
+        Unreadable: for every other side, with the reason.
+    """
+    if side.stored is None:
+        raise Unreadable(side.path, "%s cannot be trusted: %s" % (side.name, side.damage), "copy it again from the original")
+    if side.ids is None:
+        raise Unreadable(side.path, "d2t is %s: %s" % (side.encoding, side.reason), hint)
+    if side.t2d is not None and not side.t2d.agrees(side.ids):
+        told = "t2d and d2t of %s stand for different tokens; nobody knows which of them its head follows" % side.name
+        raise Unreadable(side.path, told, hint)
+    return side.ids
 
 
 def _configured_vocab(stored: Stored) -> int | None:

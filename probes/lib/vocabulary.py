@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from . import config as configs
 from .checkpoint import Checkpoint, open_array, open_checkpoint
-from .files import Damaged, Unreadable, quoted
+from .files import Damaged, Unreadable, quoted, shown
 from .locate import META
 from .roles import role_of
 
@@ -124,11 +124,25 @@ def read_counts(path: str, meter: Meter) -> tuple[NDArray[Any], str]:
     return counts, name
 
 
-def counts_beside_mapping(path: str, meter: Meter) -> tuple[NDArray[Any], str] | None:
-    """Return the counts that lie in the same file as a mapping, as :func:`read_counts` does; None where there are none."""
-    with open_checkpoint(path, meter) as checkpoint:
-        found = any(name in _COUNT_NAMES for name in checkpoint.names())
-    return read_counts(path, meter) if found and not os.path.isdir(path) else None
+def counts_for(path: str | None, mapping: str | None, meter: Meter) -> tuple[NDArray[Any] | None, str | None]:
+    """Return (token counts, the name of their array); both None where there are none.
+
+    Args:
+        path: where the counts are, as the user says.
+        mapping: without that, counts are taken from the mapping's own file, where it has some.
+        meter: told of every byte.
+
+    Raises:
+        Unreadable, Damaged: as :func:`read_counts` does.
+    """
+    if path is None and mapping is not None and not os.path.isdir(mapping):
+        with open_checkpoint(mapping, meter) as checkpoint:
+            if any(name in _COUNT_NAMES for name in checkpoint.names()):
+                path = mapping
+    if path is None:
+        return None, None
+    counts, name = read_counts(path, meter)
+    return counts, shown(name)
 
 
 def _counts_name(checkpoint: Checkpoint, path: str) -> str:

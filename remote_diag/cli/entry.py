@@ -40,6 +40,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "trust": ("trust", "Show a host's key and record it after a yes."),
     "verifier-head": ("verifier_head", "Say which mapping the head of a drafter follows."),
     "vocab-compare": ("vocab_compare", "Compare the draft vocabularies of two EAGLE-3 checkpoints."),
+    "vocab-keep": ("vocab_keep", "Write a drafter's own mapping, so that its trainer keeps it."),
     "vocab-remap": ("vocab_remap", "Write a drafter under another mapping: rows moved by token id."),
 }
 """Command name -> (module in this package, one line of help); modules are imported when their command is called."""
