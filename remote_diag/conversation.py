@@ -200,7 +200,7 @@ class Conversation:
                     end = parse_end(frame.payload)
                     left = ", ".join(f"{one.pid} {safe(one.name)} ({one.state})" for one in end.survivors)
                     self._tell(
-                        Note(f"still running on {self.host.name}: {left}")
+                        Note(f"still running on {self.host.name}: {left}", urgent=True)
                         if left
                         else Note(f"ended on {self.host.name}; nothing of the run is left there")
                     )

@@ -13,6 +13,8 @@ class Note:
     """Something a person should know now: what is being uploaded, what was skipped."""
 
     text: str
+    urgent: bool = False
+    """Whether it is shown where nobody watches as well, in the log of a scheduled job."""
 
 
 @dataclass(frozen=True)

@@ -334,7 +334,7 @@ class Session:
     def _install(self, *, replace: bool) -> None:
         started = time.monotonic()
         size = self.bundle.size // 1024
-        self._tell(Note(f"installing the agent on {self.host.name} ({size} KiB, once per host and version)"))
+        self._tell(Note(f"installing the agent on {self.host.name} ({size} KiB, once per version and environment)"))
         cache, note = installation.install(
             self.transport, self.host, self.bundle, cache=self._cache, replace=replace
         )

@@ -9,8 +9,11 @@ from typing import Any
 import pytest
 
 from remote_diag.agent.frames import Encoder
+from remote_diag.cli.output import Reporter
+from remote_diag.cli.settings import Settings
 from remote_diag.conversation import Conversation
 from remote_diag.errors import ConnectionLost, ProbeError, RdiagError
+from remote_diag.events import Event, Note
 from remote_diag.host import Host
 from remote_diag.link import AgentLink
 from remote_diag.messages import Hello
@@ -50,6 +53,7 @@ class Replay:
     def __init__(self) -> None:
         self.sent = b""
         self.answer = b""
+        self.interrupted = False
 
     def send(self, data: bytes) -> None:
         self.sent += data
@@ -58,6 +62,9 @@ class Replay:
         """Nothing reads it."""
 
     def receive(self, timeout: float) -> tuple[bytes, bytes] | None:  # noqa: ARG002 - the interface of channels
+        if self.interrupted:
+            self.interrupted = False
+            raise KeyboardInterrupt
         if not self.answer:
             return None
         answer, self.answer = self.answer, b""
@@ -82,10 +89,11 @@ class Run:
     def __init__(self, probe: Probe[Any, Any]) -> None:
         host = Host("replayed", transport="local")
         self.channel = Replay()
+        self.told: list[Event] = []
         self.link = AgentLink(self.channel, host.name)
         self.conversation = Conversation(
             host=host, probe=probe, params=probe.Params(), run_id="20260101T000000Z-00000000", timeout=5.0,
-            keep=False, force=False, tell=lambda _: None,
+            keep=False, force=False, tell=self.told.append,
         )  # fmt: skip
         self.conversation.warm()
         self.link.greet()
@@ -178,3 +186,18 @@ def test_frames_of_others_are_noise(probe: Probe[Any, Any]) -> None:
     run = Run(probe)
     with pytest.raises(ConnectionLost, match="ended before the end"):
         run.hear(noise)
+
+
+def test_who_survives_an_interrupted_run_is_told_where_nobody_watches_too(
+    probe: Probe[Any, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = Run(probe)
+    run.channel.interrupted = True
+    left = [{"pid": 4711, "name": "python3", "state": "D"}]
+    with pytest.raises(KeyboardInterrupt):
+        run.hear(run.stream([("end", end(None, outcome="cancelled", survivors=left))]))
+    assert run.told == [Note("still running on replayed: 4711 python3 (D)", urgent=True)]
+    with Reporter(Settings()) as reporter:
+        reporter.tell(run.told[0])
+        reporter.tell(Note("of no importance"))
+    assert capsys.readouterr().err == "rdiag: still running on replayed: 4711 python3 (D)\n"

@@ -96,7 +96,7 @@ def warn(text: str) -> None:
 
 
 class Reporter:
-    """Shows what a session tells: a progress bar on a terminal, nothing in a pipe, output of probes with ``-v``.
+    """Shows what a session tells: a progress bar on a terminal, only what is urgent in a pipe, output of probes with ``-v``.
 
     Args:
         settings: the common options.
@@ -140,7 +140,7 @@ class Reporter:
     def _show(self, event: Event, host: str) -> None:
         prefix = f"{host}: " if host else ""
         if isinstance(event, Note):
-            if self._terminal or self._verbose:
+            if event.urgent or self._terminal or self._verbose:
                 self._line(f"rdiag: {prefix}{safe(event.text)}")
         elif isinstance(event, Log):
             if self._verbose:
