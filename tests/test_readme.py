@@ -255,7 +255,7 @@ def test_completion_offers_commands_hosts_and_probes(gpu8: Desk) -> None:
         ran = gpu8.sh("rdiag", COMP_WORDS=words, COMP_CWORD=str(len(words.split()) - 1), _RDIAG_COMPLETE="bash_complete")
         return {line.partition(",")[2] for line in ran.out.splitlines()}
 
-    assert offered("rdiag vocab") == {"vocab-compare"}
+    assert offered("rdiag vocab-c") == {"vocab-compare"}
     assert offered("rdiag run hel") == {"hello"}
     assert offered("rdiag run hello --host l") == {"lab", "local"}
     assert offered("rdiag check gp") == {"gpu8"}
