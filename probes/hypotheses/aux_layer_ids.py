@@ -41,6 +41,8 @@ class Params:
     """The same texts' hidden states as the server has them."""
     sample_layers: tuple[int, ...] = ()
     """Layers of the target whose input was captured into the samples, in order."""
+    observed_accuracy: float | None = None
+    """Accuracy that training starts with, 0 to 1."""
 
 
 @dataclass(frozen=True)
@@ -98,8 +100,9 @@ def _decide(params: Params, context: Context, meter: Meter) -> Answer:
         if has_torch():
             found = run_over(context, params.drafter_before, params.samples, params.target)
             facts.append(found.told())
-            if found.fits:
-                return refuted(*facts, "it knows the layers that it is fed with")
+            top1, seen = found.declared.steps[0].top1, params.observed_accuracy
+            if found.fits and seen is not None and top1 > 2 * seen:
+                return refuted(*facts, "so the layers leave far more than the accuracy of %.3g that training starts with" % seen)
     if params.sample_layers and known is not None:
         return refuted(*facts)
     if not params.samples and before is not None and after is not None:

@@ -19,6 +19,8 @@ HYPOTHESIS = {"cost_s": 8.0, "likelihood": 0.08}
 
 ALIKE = 0.9
 """Cosine of states of the same layer and token; below, they are others."""
+SLIGHT = 0.02
+"""Nats that an order may gain by accident."""
 
 
 @dataclass(frozen=True)
@@ -125,11 +127,11 @@ def _by_replay(params: Params, context: Context, facts: list[str]) -> Answer:
     ]  # fmt: skip
     if tried.alternative:
         return _supported(facts, best)
-    if tried.declared.score <= tried.best.score:
+    if tried.declared.score <= tried.best.score + SLIGHT:
         return refuted(*facts)
-    if tried.best.steps[0].top1 < 10 * tried.chance or not tried.fits:
+    if not tried.fits:
         return refuted(*facts, "no order of the layers makes it predict these samples")
-    return refuted(*facts)
+    return undecided(*facts, "it does slightly better in the other order, and well in both", missing=("serving_dump",))
 
 
 def _supported(facts: list[str], order: tuple[int, ...]) -> Answer:

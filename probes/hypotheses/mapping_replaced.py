@@ -23,6 +23,8 @@ HYPOTHESIS = {"cost_s": 1.0, "likelihood": 0.4}
 
 ABOVE_CEILING = 1.5
 """An accuracy beyond this multiple of the ceiling is not held down by it."""
+HALF = 0.5
+"""A loss below this share of a uniform guess's is no sign of exchanged rows, whatever the ceiling."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +113,8 @@ def _decide(params: Params, meter: Meter) -> Answer:
     against = _numbers(params, ceiling, facts)
     facts += _coverage(old, new, params, meter)
     fix = _fix(params, path)
-    explains = "an accuracy of at most %.3g and a loss above that of a uniform guess" % ceiling
+    bound = "an accuracy of at most %.3g" % ceiling if ceiling is not None else "a low accuracy"
+    explains = "%s and a loss above that of a uniform guess" % bound
     more: dict[str, Any] = {"explains": explains, "accuracy": ceiling, "next_command": fix}
     if moved == "tokens":
         return refuted(*facts)
@@ -141,19 +144,19 @@ def _kept_in_part(after: Side, old: Ids) -> str | None:
     return None
 
 
-def _ceiling(old: Ids, new: Ids, params: Params, meter: Meter) -> tuple[float, str]:
-    """Return (highest accuracy that the exchange leaves, how it comes about)."""
+def _ceiling(old: Ids, new: Ids, params: Params, meter: Meter) -> tuple[float | None, str]:
+    """Return (highest accuracy that the exchange leaves, None where that is not known; how it comes about)."""
     from probes.lib.hypothesis import agreeing, percent, read_counts, share
 
     rows, tokens = agreeing(old, new)
     text = share(tokens, read_counts(params.counts, meter))
-    part, of = (rows / max(1, len(new)), "rows") if text is None else (text, "counted text")
-    told = "%s of the %s keeps its row" % (percent(part), of)
     if text is None:
-        told += "; frequent tokens weigh more: give counts for the true ceiling"
+        part = percent(rows / max(1, len(new)))
+        return None, "%s of the rows keep their token; how much of the text that is, and so the ceiling, only counts tell" % part
+    told = "%s of the counted text keeps its row" % percent(text)
     if params.serving_accuracy is not None:
-        return part * params.serving_accuracy, "%s, times a serving accuracy of %.3g" % (told, params.serving_accuracy)
-    return part, told
+        return text * params.serving_accuracy, "%s, times a serving accuracy of %.3g" % (told, params.serving_accuracy)
+    return text, told
 
 
 def _coverage(old: Ids, new: Ids, params: Params, meter: Meter) -> list[str]:
@@ -234,15 +237,16 @@ def _against_target(path: str, head: Any, old: Ids, new: Ids, meter: Meter) -> t
     return found.follows, "the head in training follows %s, held against the target's rows (%s)" % (name, found.method)
 
 
-def _numbers(params: Params, ceiling: float, facts: list[str]) -> bool | None:
+def _numbers(params: Params, ceiling: float | None, facts: list[str]) -> bool | None:
     """Return whether what training printed fits; None where it printed nothing that would tell."""
     fits: list[bool] = []
     if params.observed_loss is not None and params.uniform_loss is not None:
         above = params.observed_loss > params.uniform_loss
         facts.append("the loss starts at %.3g, a uniform guess costs %.3g" % (params.observed_loss, params.uniform_loss))
         # Where half of the text keeps its row, the rest does not lift the mean above a uniform guess.
-        fits.append(above or ceiling > 0.4)
-    if params.observed_accuracy is not None:
+        if ceiling is not None or params.observed_loss < HALF * params.uniform_loss:
+            fits.append(above or (ceiling is not None and ceiling > 0.4))
+    if params.observed_accuracy is not None and ceiling is not None:
         observed = params.observed_accuracy
         facts.append("the accuracy starts at %.3g, the exchange leaves at most %.3g" % (observed, ceiling))
         fits.append(observed <= max(ABOVE_CEILING * ceiling, ceiling + 0.05))
@@ -251,9 +255,9 @@ def _numbers(params: Params, ceiling: float, facts: list[str]) -> bool | None:
     return all(fits) if fits else None
 
 
-def _loss(params: Params, ceiling: float) -> float | None:
+def _loss(params: Params, ceiling: float | None) -> float | None:
     """Return the least loss that a mapping like this makes a drafter start with, nat; None where that is not bounded."""
-    if params.uniform_loss is None or ceiling > 0.4 or not math.isfinite(params.uniform_loss):
+    if params.uniform_loss is None or ceiling is None or ceiling > 0.4 or not math.isfinite(params.uniform_loss):
         return None
     return params.uniform_loss
 

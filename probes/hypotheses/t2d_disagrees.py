@@ -69,13 +69,23 @@ def run(params: Params, context: Context) -> Result:
 
 
 def _decide(params: Params, meter: Meter) -> Answer:
-    import numpy as np
-
-    from probes.lib.hypothesis import cast_of, marked_ids, needs, read_mapping, refuted, undecided
+    from probes.lib.hypothesis import needs, undecided
 
     path = params.mapping or params.drafter_after or params.drafter_before
     if path is None:
         return needs("drafter_after", "mapping", "drafter_before")
+    answer = _judge(params, path, meter)
+    if path == params.drafter_before and answer.verdict == "refuted":
+        return undecided(*answer.evidence, "that is the drafter before; of the one in training nothing is known",
+                         missing=("drafter_after", "mapping"))  # fmt: skip
+    return answer
+
+
+def _judge(params: Params, path: str, meter: Meter) -> Answer:
+    import numpy as np
+
+    from probes.lib.hypothesis import cast_of, marked_ids, read_mapping, refuted, undecided
+
     side = read_mapping("B", path, None, meter)
     if side.stored is None:
         return undecided(side.reason)

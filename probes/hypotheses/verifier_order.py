@@ -95,7 +95,11 @@ def _decide(params: Params, meter: Meter) -> Answer:
     except Unreadable:
         if params.mapping is None:
             raise
-    return _by_construction(params, side)
+    answer = _by_construction(params, side)
+    if params.drafter_after is None and params.mapping is None and answer.verdict == "refuted":
+        return undecided(*answer.evidence, "that is the drafter before; of the one in training nothing is known",
+                         missing=("drafter_after", "mapping"))  # fmt: skip
+    return answer
 
 
 def _stored(params: Params, drafter: Drafter, wanted: Ids, meter: Meter) -> Answer:
