@@ -44,7 +44,7 @@ class Age(click.ParamType):  # type: ignore[type-arg]
 @common
 @pass_settings
 def command(settings: Settings, *, older_than: float, dry_run: bool) -> int:
-    r"""Remove finished jobs, old releases of rdiag, and files that no job refers to any more.
+    """Remove finished jobs, old releases of rdiag, and files that no job refers to any more.
 
     Only what rdiag made is touched, and nothing of a job that is not over. Logs that were mirrored here stay.
 

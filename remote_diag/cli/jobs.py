@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 @common
 @pass_settings
 def command(settings: Settings, name: str | None, launch_id: str | None) -> int:
-    r"""List jobs: what they do now, or how they ended, as their hosts say.
+    """List jobs: what they do now, or how they ended, as their hosts say.
 
     NAME (finetune, or finetune.v2) narrows the list down. Without --host, the hosts that jobs were launched on from
     this machine are asked, and this machine itself.

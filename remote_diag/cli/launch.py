@@ -60,7 +60,7 @@ def command(
     detach: bool,
     words: tuple[str, ...],
 ) -> int:
-    r"""Launch a job that outlives the connection, and follow its log until it ends.
+    """Launch a job that outlives the connection, and follow its log until it ends.
 
     \b
     rdiag launch --host gpu8 finetune.yaml

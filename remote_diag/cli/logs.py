@@ -86,7 +86,7 @@ def command(
     raw: bool,
     output: Path | None,
 ) -> int:
-    r"""Mirror the logs of job NAME to ./rdiag-logs, byte for byte, and show them.
+    """Mirror the logs of job NAME to ./rdiag-logs, byte for byte, and show them.
 
     NAME is a job (finetune.v2), or a name for its latest attempt (finetune). The copy goes on where it ends: after
     anything that interrupted it, and from another machine from the beginning.

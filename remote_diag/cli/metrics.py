@@ -64,7 +64,7 @@ def command(
     as_csv: bool,
     plot: Path | None,
 ) -> int:
-    r"""Read loss, accuracy and learning rate from the logs of job NAME, and say what is alarming.
+    """Read loss, accuracy and learning rate from the logs of job NAME, and say what is alarming.
 
     The logs are mirrored to ./rdiag-logs as rdiag logs does; stdout, stderr and the logs of single ranks are read.
     Alerts: NaN, a loss above ln N, divergence (20 points in a row above twice the lowest level), silence, NCCL and

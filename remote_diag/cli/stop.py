@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 @common
 @pass_settings
 def command(settings: Settings, name: str, grace: float) -> int:
-    r"""Stop job NAME: SIGTERM to all its processes, SIGKILL to those that are left after the grace.
+    """Stop job NAME: SIGTERM to all its processes, SIGKILL to those that are left after the grace.
 
     NAME is a job (finetune.v2), or a name for its latest attempt that runs (finetune). Exit status 12: something
     survives, and is listed; state D means that the kernel does not let go of it.
