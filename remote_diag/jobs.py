@@ -115,6 +115,8 @@ class JobRecord:
     """Absolute path of its standard output on the host."""
     log_bytes: int | None = None
     last_line: str | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """The last value of each metric that the end of its log tells, by canonical name."""
     launch_id: str | None = None
     workdir: str | None = None
     directory: str | None = None
@@ -148,6 +150,7 @@ class JobRecord:
             "log": self.log,
             "log_bytes": self.log_bytes,
             "last_line": self.last_line,
+            "metrics": dict(self.metrics),
             "launch_id": self.launch_id,
             "workdir": self.workdir,
             "directory": self.directory,
@@ -484,6 +487,7 @@ def parse_record(host: str, value: object) -> JobRecord:
         log=_text(value, "log"),
         log_bytes=_integer(value, "log_bytes"),
         last_line=_text(value, "last_line"),
+        metrics=_numbers(value, "metrics"),
         launch_id=_text(value, "launch_id"),
         workdir=_text(value, "workdir"),
         directory=_text(value, "directory"),
@@ -511,6 +515,12 @@ def _number(fields: Mapping[str, Any], name: str) -> float | None:
     value = fields.get(name)
     fits = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1e12
     return float(value) if fits else None  # type: ignore[arg-type]
+
+
+def _numbers(fields: Mapping[str, Any], name: str) -> dict[str, float]:
+    value = fields.get(name)
+    members = list(value.items())[:50] if isinstance(value, dict) else []
+    return {str(key)[:100]: float(one) for key, one in members if type(one) in {int, float} and abs(one) < 1e300}
 
 
 def _texts(fields: Mapping[str, Any], name: str) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -23,6 +24,7 @@ from remote_diag.jobs import JobRecord, JobSpec, launch_surely, new_launch_id, p
 from remote_diag.session import Session
 from tests.support import sshd
 from tests.support.cli import command, environment
+from tests.support.crash_points import CrashPoints
 from tests.support.job_host import PYTHON, end_jobs, marked
 from tests.support.proxy import Proxy
 
@@ -115,39 +117,19 @@ def test_a_killed_client_leaves_it_running(host: Host, server: sshd.TestSshd, tm
     assert job(host, "job").state == "running"
 
 
-@pytest.mark.parametrize("how", ["rst", "fin"])
+@pytest.mark.parametrize(("direction", "how"), [("server", "rst"), ("server", "fin"), ("client", "rst"), ("client", "fin")])
 def test_cut_after_any_byte_there_is_one_job_or_none_and_it_is_known_which(
-    host: Host, server: sshd.TestSshd, how: str
+    host: Host, server: sshd.TestSshd, direction: Literal["server", "client"], how: Literal["rst", "fin"]
 ) -> None:
-    launched(host, sleeper("warm"))
-    with Proxy(server.port) as proxy:
-        launched(replace(host, port=proxy.port, host_key=" ".join(server.host_key())), sleeper("measure"))
-        total = proxy.from_server
-    seen = set()
-    points = 9
-    for number in range(points):
-        # The most interesting bytes are the last ones: those of the exchange itself, after the login.
-        cut = max(1, int(total * (1 - (number / points) ** 2)) - number)
-        launch_id = new_launch_id()
-        spec = sleeper(f"cut-{number}")
-        with (
-            Proxy(server.port, cut_after=cut, cut_how="rst" if how == "rst" else "fin") as proxy,
-            contextlib.suppress(UnreachableError),
-            Session(replace(host, port=proxy.port, host_key=" ".join(server.host_key()))) as session,
-        ):
-            session.launch(spec, launch_id=launch_id)
-        with Session(host) as session:
-            found = session.jobs(launch_id=launch_id)
-            while found and found[0].state == "starting":
-                found = session.jobs(launch_id=launch_id)
-        assert len(found) <= 1
-        assert len(marked(f"cut-{number}.v1", cache_of(server))) == len(found)
-        seen.add(len(found))
-        # Asking again finds it, or starts it; there is one then.
-        record = launch_surely(lambda: Session(host), spec, launch_id=launch_id, tell=lambda _: None)
-        assert record.job == f"cut-{number}.v1"
-        assert len(marked(record.job, cache_of(server))) == 1
-    assert seen == {0, 1}
+    """A few points here; ``scripts/crash_points`` takes every byte."""
+    crash = CrashPoints(server, host)
+    exchange = crash.measure()
+    first, last = exchange.login[direction], exchange.total[direction]
+    points = [last - (last - first) * share // 100 - 1 for share in (0, 3, 10, 25, 45, 70, 100)]
+    seen = {crash.cut(direction, after, f"cut-{number}", how) for number, after in enumerate(points)}
+    # A request that did not arrive as a whole starts nothing; answers are lost both before and after the start.
+    assert 0 in seen
+    assert direction == "client" or seen == {0, 1}
 
 
 def test_a_lost_connection_is_made_up_for(host: Host, server: sshd.TestSshd) -> None:

@@ -40,7 +40,7 @@ def render(records: Sequence[JobRecord], *, now: float | None = None) -> Rendera
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for name in ("job", "host", "state", "for", "gpus"):
         table.add_column(name, no_wrap=True)
-    table.add_column("last line", overflow="ellipsis", no_wrap=True, ratio=1)
+    table.add_column("last", overflow="ellipsis", no_wrap=True, ratio=1)
     for record in records:
         table.add_row(
             Text(record.job, "bold"),
@@ -96,4 +96,6 @@ def gpus(record: JobRecord) -> str:
 def _last(record: JobRecord) -> Text:
     if record.message and record.state != "exited":
         return Text(safe(record.message, limit=300), STYLES.get(record.state, ""))
+    if record.metrics:
+        return Text("  ".join(f"{safe(name, limit=30)} {value:.6g}" for name, value in record.metrics.items()), "dim")
     return Text(safe(record.last_line or "", limit=300), "dim")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -16,8 +17,10 @@ import pytest
 
 from remote_diag.agent.jobs import record
 from tests.agent.conftest import alive, wait_until
+from tests.agent.test_interpreters import NEW
 from tests.support.agent_driver import AgentDriver, lay_out_bundle
 from tests.support.job_host import Ended, JobHost, finish, launch_request, marked
+from tests.support.places import mounted
 
 
 @pytest.fixture
@@ -466,3 +469,48 @@ def test_a_job_whose_folder_was_swept_away_is_named(host: JobHost) -> None:
         assert str(pid) in found["swept.v1"]["message"]
     finally:
         (host.cache / "away").rename(folder)
+
+
+# -- places that are less than ideal
+
+
+def test_the_end_is_written_though_the_disk_is_full(tmp_path: Path) -> None:
+    with (
+        mounted(tmp_path / "small", "size=8m,mode=700") as small,
+        JobHost(lay_out_bundle(small / "cache")) as host,
+    ):
+        source = """
+import sys
+try:
+    with open("fill", "wb", 0) as stream:
+        while True:
+            stream.write(b"x" * 4096)
+except OSError as error:
+    sys.exit(error.errno)
+"""
+        host.python(source)
+        assert wait_until(lambda: host.record("job.v1").judge()["state"] == "failed")
+        assert host.record("job.v1").judge()["exit_code"] == errno.ENOSPC
+        # The room that was taken for it beforehand is what it stands in.
+        assert not Path(host.record("job.v1").paths.state_spare).exists()
+
+
+def test_the_last_metrics_are_told(host: JobHost) -> None:
+    host.python("for step in range(400):\n    print({'loss': 2.0 - step / 400, 'step': step, 'acc': 0.25})\nprint('loss: nan')")
+    host.wait_for("job.v1", "exited")
+    metrics = host.job("job.v1")["metrics"]
+    assert metrics["acc"] == 0.25
+    # JSON has no NaN; the last line says it.
+    assert "loss" not in metrics
+    assert host.job("job.v1")["last_line"] == "loss: nan"
+
+
+@pytest.mark.parametrize("python", NEW)
+def test_every_interpreter_supervises(tmp_path: Path, python: str) -> None:
+    with JobHost(lay_out_bundle(tmp_path / "cache"), python=python) as host:
+        host.launch(["/bin/sh", "-c", "echo here; exit 4"])
+        assert host.wait_for("job.v1", "failed")["exit_code"] == 4
+        host.launch(["/bin/sh", "-c", "setsid sleep 1000 & sleep 1000"])
+        assert host.stop("job.v2", 1)["stopped"] is True
+        assert [one["state"] for one in host.jobs()] == ["failed", "stopped"]
+        assert host.operate("clean", older_than_s=0, dry_run=False)["problems"] == []

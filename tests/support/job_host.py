@@ -38,11 +38,13 @@ class JobHost:
     Args:
         bundle: an installed bundle; its parent is the cache folder.
         env: environment variables of the agents.
+        python: the interpreter that they run on.
     """
 
-    def __init__(self, bundle: Path, env: dict[str, str] | None = None) -> None:
+    def __init__(self, bundle: Path, env: dict[str, str] | None = None, python: str = PYTHON) -> None:
         self.bundle = bundle
         self.cache = bundle.parent
+        self.python_path = python
         self.env = dict(os.environ if env is None else env)
         self.on_agent: Callable[[AgentDriver], None] = lambda _: None
         """Called with each agent before it is told what to do."""
@@ -57,7 +59,7 @@ class JobHost:
 
     def operate(self, operation: str, blobs: Iterable[bytes] = (), **fields: Any) -> dict[str, Any]:
         """Do one operation and return its result; raise Ended when it ends otherwise."""
-        with AgentDriver(self.bundle, env=self.env) as driver:
+        with AgentDriver(self.bundle, python=self.python_path, env=self.env) as driver:
             self.on_agent(driver)
             self.begin(driver, operation, **fields)
             return finish(driver, blobs)

@@ -28,6 +28,7 @@ class Proxy:
         target_port: where connections go.
         delay_ms: milliseconds that every byte takes one way; the round trip is twice that.
         cut_after: end each connection as soon as the server has sent this many bytes; the last of them still arrive.
+        cut_asked_after: end each connection as soon as the client has sent this many bytes; only those arrive.
         cut_how: with a TCP reset, or with an orderly end.
         flip_at: invert one bit of this byte (counted from 0) of what the server sends.
         bytes_per_s: how much of what the server sends is carried in a second, on each connection; None for no limit.
@@ -39,6 +40,7 @@ class Proxy:
         *,
         delay_ms: float = 0.0,
         cut_after: int | None = None,
+        cut_asked_after: int | None = None,
         cut_how: Literal["rst", "fin"] = "rst",
         flip_at: int | None = None,
         bytes_per_s: float | None = None,
@@ -51,6 +53,7 @@ class Proxy:
         self._target = ("127.0.0.1", target_port)
         self._delay = delay_ms / 1000
         self._cut_after = cut_after
+        self._cut_asked_after = cut_asked_after
         self._cut_how = cut_how
         self._flip_at = flip_at
         self._rate = bytes_per_s
@@ -185,6 +188,10 @@ class Proxy:
     def _altered(self, flow: _Flow, data: bytes) -> bytes:
         if flow.upstream:
             self.from_client += len(data)
+            start, flow.pair.asked = flow.pair.asked, flow.pair.asked + len(data)
+            if self._cut_asked_after is not None and flow.pair.asked >= self._cut_asked_after:
+                flow.pair.doomed = True
+                return data[: max(0, self._cut_asked_after - start)]
             return data
         start, flow.pair.served = flow.pair.served, flow.pair.served + len(data)
         self.from_server += len(data)
@@ -219,7 +226,7 @@ class Proxy:
                     flow.queue[0] = (when, data[sent:])
                     break
                 flow.queue.popleft()
-        if pair.doomed and not pair.flows[1].queue:
+        if pair.doomed and not any(flow.queue for flow in pair.flows):
             self._end(pair, self._cut_how)
         elif all(flow.ended and not flow.queue for flow in pair.flows):
             self._drop(pair)
@@ -266,6 +273,7 @@ class _Pair:
         self.client = client
         self.server = server
         self.served = 0
+        self.asked = 0
         self.doomed = False
         self.flows = (
             _Flow(self, client, server, upstream=True),

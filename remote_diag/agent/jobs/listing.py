@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 MAX_JOBS = 1000
 _TAIL = 16 * 1024
 _LINE = 400
+_METRICS = 12
 
 
 def list_jobs(fields: dict[str, Any], cache: str) -> dict[str, Any]:
@@ -74,7 +75,30 @@ def describe(job: Job) -> dict[str, Any]:
         "log": as_utf8(log),
         "log_bytes": size,
         "last_line": line,
+        "metrics": last_metrics(job.paths.stdout) or last_metrics(job.paths.stderr),
     }
+
+
+def last_metrics(path: str) -> dict[str, float]:
+    """Return the last value of each metric that the end of a training log tells; by name, steps over all only."""
+    data = tail(path, _TAIL)
+    if not data:
+        return {}
+    try:
+        from probes.lib.training_log import Point, Reader
+    except ImportError:
+        return {}
+    reader = Reader()
+    found: dict[str, float] = {}
+    # The first line is cut in two, as a rule.
+    for event in reader.feed(data[data.find(b"\n") + 1 :] if len(data) == _TAIL else data) + reader.finish():
+        if isinstance(event, Point) and event.position is None:
+            found.pop(event.metric, None)
+            found[event.metric] = event.value
+            if event.step is not None:
+                found["step"] = float(event.step)
+    finite = {name: value for name, value in found.items() if value - value == 0}
+    return dict(list(finite.items())[-_METRICS:])
 
 
 def _gpus(value: object) -> list[int] | None:
