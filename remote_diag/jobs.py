@@ -8,30 +8,22 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from . import __version__
-from .agent.frames import Frame
-from .conversation import PROTOCOL, request_bytes
 from .errors import (
     AuthError,
     ConnectionLost,
-    EnvironmentUnfit,
-    RdiagError,
-    Refused,
     StateUnknown,
     UnreachableError,
 )
-from .events import Event, Note, Progress
+from .events import Note
 from .host import Host
-from .job_files import JobFile, parts
+from .job_files import JobFile
 from .job_records import JOB_ID
-from .link import AgentLink
-from .messages import MessageError, Survivor, parse_progress
-from .messages import _Fields as Fields
-from .strict_json import StrictJsonError, loads
+from .messages import Survivor
+from .operation import Operation, Tell
 from .text import safe
 
 if TYPE_CHECKING:
@@ -40,13 +32,8 @@ if TYPE_CHECKING:
 STATES = ("starting", "running", "exited", "failed", "stopped", "lost", "unknown")
 ACTIVE = ("starting", "running")
 SCHEMA_VERSION = 1
-PART = 1024 * 1024
-"""Bytes of a large file that travel in one frame; larger ones than four of these travel in parts."""
-_WINDOW = 16 * 1024 * 1024
-_ALWAYS = 1e9
 _MAX_TEXT = 64 * 1024
 _RETRIES = (0.5, 1.0, 2.0, 4.0)
-Tell = Callable[[Event], None]
 
 
 @dataclass(frozen=True)
@@ -227,132 +214,6 @@ def new_launch_id() -> str:
     return os.urandom(16).hex()
 
 
-class Operation:
-    """One thing that an agent is asked to do besides running a probe.
-
-    Args:
-        link: an agent that waits for a request; closed at the end.
-        host: whose it is.
-        tell: gets progress.
-    """
-
-    def __init__(self, link: AgentLink, host: Host, tell: Tell) -> None:
-        self._link = link
-        self._host = host
-        self._tell = tell
-        self._frames: Iterator[Frame] = iter(())
-
-    def run(self, name: str, request: Mapping[str, Any], files: Sequence[JobFile] = ()) -> dict[str, Any]:
-        """Ask, and return the result; raise the error that another end stands for."""
-        try:
-            self._link.begin()
-            self._link.send(
-                "request",
-                request_bytes(
-                    {
-                        "protocol": PROTOCOL,
-                        "client": __version__,
-                        "operation": name,
-                        "lease_s": self._host.lease,
-                        **request,
-                    }
-                ),
-            )
-            self._frames = self._link.frames(time.monotonic() + _ALWAYS)
-            return self._result(files)
-        except MessageError as error:
-            raise self._lost(f"the agent's answer cannot be understood: {error}") from error
-        except StrictJsonError as error:
-            raise self._lost(f"the agent's answer is no JSON: {error}") from error
-        except ConnectionLost as error:
-            raise self._lost(error.message) from error
-        finally:
-            self._link.close()
-
-    def _result(self, files: Sequence[JobFile]) -> dict[str, Any]:
-        result: dict[str, Any] | None = None
-        for frame in self._frames:
-            if frame.kind == "result":
-                value = loads(frame.payload)
-                if not isinstance(value, dict):
-                    raise MessageError("result: not an object")
-                result = value
-            elif frame.kind == "end":
-                self._check_end(frame.payload)
-                if result is None:
-                    raise MessageError("end: it came without a result")
-                return result
-            elif frame.kind == "need":
-                self._send_files(frame.payload, files)
-            else:
-                self._take(frame)
-        raise self._lost("the connection ended before the answer did")
-
-    def _take(self, frame: Frame) -> int:
-        """Take a frame that may come at any time; return how many bytes it acknowledges."""
-        if frame.kind == "progress":
-            progress = parse_progress(frame.payload)
-            if progress.unit == "B":
-                mebi = 1024 * 1024
-                total = None if progress.total is None else progress.total / mebi
-                self._tell(Progress(round(progress.done / mebi, 1), None if total is None else round(total, 1), "MiB", "sending files"))
-                return int(progress.done)
-            self._tell(Progress(progress.done, progress.total, progress.unit, progress.label))
-        elif frame.kind == "end":
-            self._check_end(frame.payload)
-            raise MessageError("end: in the middle of the files")
-        elif frame.kind != "beat":
-            raise MessageError(f"a frame of kind {frame.kind!r}")
-        return 0
-
-    def _send_files(self, payload: bytes, files: Sequence[JobFile]) -> None:
-        wanted = loads(payload)
-        names = wanted.get("files") if isinstance(wanted, dict) else None
-        by_hash = {file.sha256: file for file in files}
-        if not isinstance(names, list) or not all(isinstance(name, str) and name in by_hash for name in names):
-            raise MessageError("need: files that this launch does not have")
-        chosen = [by_hash[name] for name in names]
-        total = sum(file.size for file in chosen)
-        self._tell(Note(f"sending {len(chosen)} of {len(by_hash)} files ({_size(total)}) to {self._host.name}"))
-        sent = acknowledged = 0
-        for file in chosen:
-            head = file.sha256.encode("ascii") + b"\n"
-            in_parts = file.size > 4 * PART
-            for offset, data in parts(file, PART if in_parts else max(1, file.size)):
-                if in_parts:
-                    self._link.send("file-part", head + b"%d\n" % offset + data)
-                else:
-                    self._link.send("file", head + data)
-                sent += len(data)
-                while in_parts and sent - acknowledged > _WINDOW:
-                    acknowledged = max(acknowledged, self._take(self._next()))
-
-    def _next(self) -> Frame:
-        frame = next(self._frames, None)
-        if frame is None:
-            raise self._lost("the connection ended while files were sent")
-        return frame
-
-    def _check_end(self, payload: bytes) -> None:
-        fields = Fields(payload, "end")
-        outcome = fields.text("outcome", 64)
-        message = fields.text("message", _MAX_TEXT) or outcome
-        hint = fields.optional_text("hint", _MAX_TEXT)
-        kinds: dict[str, type[RdiagError]] = {
-            "no-job": StateUnknown,
-            "refused": Refused,
-            "cancelled": ConnectionLost,
-            "lease": ConnectionLost,
-        }
-        if outcome != "ok":
-            raise kinds.get(outcome, EnvironmentUnfit)(message, host=self._host.name, hint=hint)
-
-    def _lost(self, cause: str) -> ConnectionLost:
-        return ConnectionLost(
-            cause, host=self._host.name, hint=f"see what is there: rdiag jobs --host {self._host.name}", retryable=True
-        )
-
-
 def launch(session: Session, spec: JobSpec, *, launch_id: str, force: bool = False, tell: Tell) -> JobRecord:
     """Launch ``spec``; asked again with the same id, return the job that it became.
 
@@ -531,10 +392,3 @@ def _texts(fields: Mapping[str, Any], name: str) -> tuple[str, ...]:
 def _objects(fields: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
     value = fields.get(name)
     return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
-
-
-def _size(count: int) -> str:
-    for unit, factor in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
-        if count >= factor:
-            return f"{count / factor:.1f} {unit}"
-    return f"{count} bytes"
