@@ -307,34 +307,44 @@ def judge(context: Context, report: Report, subject: str, total: int) -> None:
             action="its weights are not trained, were never loaded (rdiag drafter-check), or the samples are of another target",
         )  # fmt: skip
         return
-    gain = declared.score - best.score
-    if gain < MARGIN:
-        rivals = [run for run in report.runs if run is not declared and run.score - declared.score < MARGIN]
-        names = sorted({name for run in rivals for name in run.hypothesis.differences(declared.hypothesis)})
-        context.finding(
-            "ok", "declared-fits", "The drafter does best as its files declare it", subject=subject, value=round(first.top1, 4),
-            evidence=tuple(evidence),
-        )  # fmt: skip
-        undecided = [name for name in names if not _hardly_matters(name)]
-        if undecided:
-            context.finding(
-                "unknown", "undecided", "Some hypotheses fit as well as what is declared: %s" % ", ".join(undecided), subject=subject,
-                value=round(min(run.score - declared.score for run in rivals), 4), unit="nats", threshold=MARGIN,
-                threshold_source="what a wrong convention costs", evidence=tuple(evidence), action="give more samples",
-            )  # fmt: skip
+    if declared.score - best.score < MARGIN:
+        _judge_rivals(context, report, subject, tuple(evidence))
         return
-    for name in best.hypothesis.differences(declared.hypothesis):
+    for name, cost in _decisive(report):
         code, _, action = WORDS[name]
         context.finding(
-            "fail", code, "The drafter fits when %s" % describe(best.hypothesis, name), subject=subject,
-            value=round(declared.score - best.score, 4), unit="nats", threshold=MARGIN,
-            threshold_source="what a wrong convention costs", evidence=tuple(evidence), action=action,
+            "fail", code, "The drafter fits when %s" % describe(best.hypothesis, name), subject=subject, value=round(cost, 4),
+            unit="nats", threshold=MARGIN, threshold_source="what a wrong convention costs", evidence=tuple(evidence), action=action,
         )  # fmt: skip
 
 
-def _hardly_matters(name: str) -> bool:
-    """Whether a drafter may do as well either way: trained states have nearly the size that the norm gives them."""
-    return name == "norm_before_residual"
+def _judge_rivals(context: Context, report: Report, subject: str, evidence: tuple[str, ...]) -> None:
+    """Report that what is declared fits, and what fits as well."""
+    declared = report.runs[0]
+    rivals = [run for run in report.runs[1:] if run.score - declared.score < MARGIN]
+    context.finding(
+        "ok", "declared-fits", "The drafter does best as its files declare it", subject=subject, value=round(declared.steps[0].top1, 4),
+        evidence=evidence,
+    )  # fmt: skip
+    if rivals:
+        names = sorted({name for run in rivals for name in run.hypothesis.differences(declared.hypothesis)})
+        context.finding(
+            "unknown", "undecided", "Some hypotheses fit as well as what is declared: %s" % ", ".join(names), subject=subject,
+            value=round(min(run.score - declared.score for run in rivals), 4), unit="nats", threshold=MARGIN,
+            threshold_source="what a wrong convention costs", evidence=evidence, action="give more samples",
+        )  # fmt: skip
+
+
+def _decisive(report: Report) -> list[tuple[str, float]]:
+    """Return (what differs between the best hypothesis and the declared one, nats that it gains); what gains nothing is left out."""
+    declared, best = report.runs[0], report.runs[report.best]
+    scores = {run.hypothesis: run.score for run in report.runs}
+    found = []
+    names = best.hypothesis.differences(declared.hypothesis)
+    for name in names:
+        back = replace(best.hypothesis, **{name: getattr(declared.hypothesis, name)})
+        found.append((name, scores.get(back, declared.score) - best.score))
+    return [one for one in found if one[1] >= MARGIN] or found
 
 
 def _told(run: Run) -> str:

@@ -107,7 +107,8 @@ def normed(target: Target, final: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def _write_sample(folder: Path, number: int, sample: Sample, kind: str, target: Target) -> Path:
-    aux, after = np.concatenate(sample.aux, 1), normed(target, sample.final)
+    aux = np.concatenate(sample.aux, 1)
+    after = normed(target, sample.final) if sample.final.shape[1] == H else sample.final
     common: dict[str, Any] = {"input_ids": sample.ids, "loss_mask": sample.mask}
     if kind == "speculators":
         path = folder / f"hs_{number}.safetensors"

@@ -1,7 +1,7 @@
 """A whole EAGLE-3 stack that is small enough to train in a test: text, target, hidden states, drafter.
 
 The text comes from a process whose next token depends on the last two, so a drafter needs the token that it is given
-*and* the target's hidden state of the token before. The target is a Llama of eight layers, the drafter is trained as
+*and* the target's hidden state of the token before. The target is a Llama of nine layers, the drafter is trained as
 speculators trains one: head and embedding from the target, three steps with teacher forcing, the target's distribution
 over the draft vocabulary as the truth. All of this is written without the project's own code, which it judges.
 
@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
-V, D, H, LAYERS = 512, 200, 64, 8
+V, D, H, LAYERS = 512, 200, 64, 9
 HEADS, KV_HEADS, HEAD_DIM, INNER = 4, 2, 16, 128
 AUX = (2, LAYERS // 2, LAYERS - 3)
 """Layers whose *input* feeds the drafter, as vLLM and speculators count."""
@@ -166,12 +166,15 @@ class Mlp(nn.Module):
 
 
 class TargetLayer(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, gain: float) -> None:
         super().__init__()
         self.input_layernorm = Norm(H)
         self.self_attn = Attention(H, TARGET_THETA)
         self.post_attention_layernorm = Norm(H)
         self.mlp = Mlp()
+        with torch.no_grad():
+            self.self_attn.o_proj.weight *= gain
+            self.mlp.down_proj.weight *= gain
 
     def forward(self, x: Any) -> Any:
         x = x + self.self_attn(self.input_layernorm(x))
@@ -184,9 +187,10 @@ class Target(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.embed_tokens = nn.Embedding(V, H)
-        self.layers = nn.ModuleList(TargetLayer() for _ in range(LAYERS))
+        # What a layer adds must outweigh what was there, as it does in large models: else all layers say the same.
+        self.layers = nn.ModuleList(TargetLayer(min(2.0**layer, 32.0)) for layer in range(LAYERS))
         # Weights of real final norms are far from equal; equal ones would hide whether a norm was applied.
-        self.norm = Norm(H, spread=0.6)
+        self.norm = Norm(H, spread=1.0)
         self.lm_head = nn.Linear(H, V, bias=False)
         nn.init.normal_(self.embed_tokens.weight, std=0.5)
         nn.init.normal_(self.lm_head.weight, std=0.1)
@@ -296,7 +300,7 @@ def capture(target: Target, ids: Ids, layers: Sequence[int] = AUX) -> list[Sampl
     ]
 
 
-def train_target(text: Text, *, steps: int = 260, seed: int = 0) -> Target:
+def train_target(text: Text, *, steps: int = 300, seed: int = 0) -> Target:
     """Return a target that has learnt the text."""
     torch.manual_seed(seed)
     target = Target()
