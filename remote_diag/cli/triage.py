@@ -51,7 +51,7 @@ def command(settings: Settings, /, case: Path | None, sets: tuple[str, ...], **g
     if settings.dry_run:
         return _dry_run(settings, host, loaded, declared)
     from ..session import Session
-    from ..views.triage import render
+    from ..views.triage import next_steps, render
     from .output import Reporter, print_json, print_outcome
 
     with Reporter(settings) as reporter, Session(host) as session:
@@ -62,6 +62,8 @@ def command(settings: Settings, /, case: Path | None, sets: tuple[str, ...], **g
         print_json(outcome.as_dict())
     else:
         print_outcome(outcome, render)
+        for line in next_steps(outcome.result.hypotheses):
+            click.echo(line)
     return int(outcome.exit_code)
 
 

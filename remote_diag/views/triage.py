@@ -1,4 +1,4 @@
-"""A triage for people: the contradiction, every hypothesis with its numbers, the cause, the command to type next."""
+"""A triage for people: the contradiction, every hypothesis with its numbers, the cause."""
 
 from __future__ import annotations
 
@@ -43,9 +43,6 @@ def render(outcome: Outcome[Any]) -> RenderableType:
         parts.append(Text(ceiling))
     parts += [Text(f"note: {safe(note)}", "dim") for note in result.notes]
     parts += [Text(), _table(result.hypotheses)]
-    commands = list(_next(result.hypotheses))
-    if commands:
-        parts += [Text(), Text("next:"), *(Text(f"  {line}", no_wrap=True, overflow="ignore") for line in commands)]
     return Group(*parts)
 
 
@@ -84,7 +81,11 @@ def _number(value: float | None) -> str:
     return "nothing" if value is None else f"{value:.3g}"
 
 
-def _next(judged: tuple[Judged, ...]) -> Iterator[str]:
-    """Yield the commands of what is supported; where nothing is, of what is undecided."""
+def next_steps(judged: tuple[Judged, ...]) -> list[str]:
+    """Return what to type next, for what is supported; where nothing is, for what is undecided.
+
+    Plain lines, never wrapped: they are commands to copy.
+    """
     chosen = [one for one in judged if one.verdict == "supported"] or [one for one in judged if one.verdict == "undecided"]
-    yield from dict.fromkeys(safe(one.next_command, limit=1000) for one in chosen if one.next_command)
+    commands = dict.fromkeys(safe(one.next_command, limit=4000) for one in chosen if one.next_command)
+    return ["next:", *(f"  {line}" for line in commands)] if commands else []

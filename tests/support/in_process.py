@@ -35,7 +35,7 @@ class InProcess:
         """Run a probe; errors are those that a session raises."""
         loaded = find(probe) if isinstance(probe, str) else probe
         self.ran.append(loaded.name)
-        context = RecordingContext(self._folder)
+        context = RecordingContext(self._folder, seconds=timeout or 600.0)
         begun = time.monotonic()
         try:
             answer = loaded.module.run(coerce(loaded, params), context)

@@ -66,3 +66,38 @@ def write_probe(
         )
     )
     return path
+
+
+_VERDICTS = """\
+
+def supported(*evidence: str, **more: object) -> Result:
+    return _answer("supported", evidence, more)
+
+
+def refuted(*evidence: str, **more: object) -> Result:
+    return _answer("refuted", evidence, more)
+
+
+def _answer(verdict: str, evidence: tuple[str, ...], more: dict[str, object]) -> Result:
+    return Result(verdict, evidence, **{**dict.fromkeys(("explains", "accuracy", "loss", "next_command")), "missing": (), **more})
+"""
+
+
+def write_hypothesis(
+    folder: Path,
+    name: str,
+    body: str,
+    *,
+    params: dict[str, str] | None = None,
+    cost: float = 1.0,
+    likelihood: float = 0.1,
+) -> Path:
+    """Write a hypothesis, whose ``body`` can call ``supported(evidence..., accuracy=...)`` and ``refuted(evidence...)``."""
+    result = {
+        "verdict": "str", "evidence": "tuple[str, ...]", "explains": "str | None", "accuracy": "float | None",
+        "loss": "float | None", "next_command": "str | None", "missing": "tuple[str, ...]",
+    }  # fmt: skip
+    path = write_probe(folder, name, body, params=params, result=result)
+    declaration = f"HYPOTHESIS = {{'cost_s': {cost}, 'likelihood': {likelihood}}}\n"
+    path.write_text(f"{path.read_text()}\n{_VERDICTS}\n{declaration}")
+    return path
