@@ -9,14 +9,20 @@ against t2d and config.json, and counts what agrees.
 from __future__ import annotations
 
 import os
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from numpy.typing import NDArray
 
-    from probes.lib.mappings import Comparison, Shares
+    from probes.lib.files import Meter
+    from probes.lib.mappings import Comparison
+    from probes.lib.shifts import Shifts
     from probes.lib.sides import Side
+    from probes.lib.token_texts import TokenTexts
     from remote_diag.probe import Context
 
 EFFECTS = ("reads-files",)
@@ -26,6 +32,8 @@ Verdict = Literal["identical", "permutation", "subset", "superset", "different",
 
 MAX_FIRST = 1000
 """Rows; more belong into a file, not into a result."""
+MAX_POINTS = 4000
+"""Of a picture; screens have no more."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +50,14 @@ class Params:
     """File with the number of times each target token was seen (.npy, .npz, safetensors, token_freq.pt); adds shares of text."""
     first: int = 20
     """How many of the first rows to return, 0 to 1000."""
+    accuracy: float | None = None
+    """Accuracy of the drafter under its own mapping, 0 to 1: scales the ceiling."""
+    tokenizer: str | None = None
+    """Tokenizer on the host: folder or file. Without it, one that lies beside A or B is taken."""
+    top: int = 20
+    """How many of the tokens to return that only one of the two has, 0 to 1000."""
+    points: int = 0
+    """How many points of a picture to return, 0 to 4000; 0 for none."""
     encoding_a: Literal["auto", "offset", "absolute"] = "auto"
     """What d2t of A holds, where that cannot be told from the files."""
     encoding_b: Literal["auto", "offset", "absolute"] = "auto"
@@ -49,12 +65,18 @@ class Params:
 
     def __post_init__(self) -> None:
         """Check what no path and no count can be."""
-        for name in ("a", "b", "counts"):
+        for name in ("a", "b", "counts", "tokenizer"):
             path = getattr(self, name)
             if path is not None and (not path or "\0" in path):
                 raise ValueError("%s must be a path: not empty, without NUL" % name)
         if not 0 <= self.first <= MAX_FIRST:
             raise ValueError("first must be 0 to %d" % MAX_FIRST)
+        if not 0 <= self.top <= MAX_FIRST:
+            raise ValueError("top must be 0 to %d" % MAX_FIRST)
+        if self.accuracy is not None and not 0 <= self.accuracy <= 1:
+            raise ValueError("accuracy must be 0 to 1")
+        if self.points != 0 and not 2 <= self.points <= MAX_POINTS:
+            raise ValueError("points must be 0, or 2 to %d" % MAX_POINTS)
 
 
 @dataclass(frozen=True)
@@ -69,6 +91,58 @@ class Row:
     """Id of its target token in A; None where A has no such row or its d2t is not understood."""
     target_b: int | None
     """The same in B."""
+
+
+@dataclass(frozen=True)
+class Shift:
+    """Shared tokens that moved by about as many rows."""
+
+    __pydantic_config__ = {"extra": "forbid", "allow_inf_nan": False, "use_attribute_docstrings": True}
+
+    low: int
+    """Smallest shift of the bin, in rows: place in B less place in A."""
+    high: int
+    """Largest shift of the bin."""
+    tokens: int
+    """How many moved so far."""
+    token_share: float | None
+    """Share of the counted tokens, 0 to 1. Null without counts."""
+
+
+@dataclass(frozen=True)
+class Token:
+    """A token that has a row in only one of the two."""
+
+    __pydantic_config__ = {"extra": "forbid", "allow_inf_nan": False, "use_attribute_docstrings": True}
+
+    token: int
+    """Target token id."""
+    row: int
+    """Its row in the mapping that has it."""
+    token_share: float | None
+    """Share of the counted tokens, 0 to 1. Null without counts."""
+    text: str | None
+    """What it stands for, at most 80 characters; null without a tokenizer that has it."""
+
+
+@dataclass(frozen=True)
+class Picture:
+    """Points of a picture of both mappings."""
+
+    __pydantic_config__ = {"extra": "forbid", "allow_inf_nan": False, "use_attribute_docstrings": True}
+
+    rows: tuple[int, ...]
+    """Draft rows, evenly spread."""
+    a: tuple[int | None, ...]
+    """Their target ids in A; null where A has no such row."""
+    b: tuple[int | None, ...]
+    """Their target ids in B; null where B has no such row."""
+    tokens: tuple[int, ...]
+    """Target ids in the middle of equally wide ranges."""
+    low: tuple[int | None, ...]
+    """Smallest shift of a shared token in that range, in rows; null where there is none."""
+    high: tuple[int | None, ...]
+    """Largest shift there."""
 
 
 @dataclass(frozen=True)
@@ -148,6 +222,18 @@ class Result:
     """Whether the shared tokens come in the same order in both."""
     max_shift: int | None
     """Largest distance, in rows, between the places of a shared token; null also when nothing is shared."""
+    common_suffix: int | None
+    """Rows after the last that differs, counted from the end of both."""
+    blocks_inserted: int | None
+    """Stretches of rows in B whose tokens A lacks."""
+    blocks_deleted: int | None
+    """Stretches of rows in A whose tokens B lacks."""
+    shift_p50: int | None
+    """Half of the shared tokens moved by at most as many rows, in either direction."""
+    shift_p95: int | None
+    """95 of 100 shared tokens did."""
+    shifts: tuple[Shift, ...]
+    """How many shared tokens moved how far; bins are twice as wide at twice the distance, empty ones are left out."""
     encoding_a: Encoding
     """What d2t of A holds: offsets (target = row + d2t[row]) or absolute target ids, or why neither."""
     encoding_b: Encoding
@@ -171,6 +257,25 @@ class Result:
     """Share of the counted tokens, 0 to 1, that have a row in A. Null without counts."""
     coverage_b: float | None
     """Share of the counted tokens, 0 to 1, that have a row in B. Null without counts."""
+    token_share_lost: float | None
+    """Share of the counted tokens, 0 to 1, that have a row only in A. Null without counts."""
+    token_share_gained: float | None
+    """Share of the counted tokens, 0 to 1, that have a row only in B. Null without counts."""
+    positional_share: float | None
+    """Share of B's rows, 0 to 1, whose token is the same: what counts for a text in which all tokens are equally frequent."""
+    accuracy_ceiling: float | None
+    """Highest accuracy, 0 to 1, that A's head can show under B: positional_token_share times the accuracy that was given,
+    or 1. Null without counts."""
+    only_a: tuple[Token, ...]
+    """Tokens that only A has: the most frequent, or the first where nothing was counted."""
+    only_b: tuple[Token, ...]
+    """Tokens that only B has."""
+    texts: dict[str, str]
+    """Token id -> what it stands for, for the tokens of first_rows and first_differences that the tokenizer has."""
+    tokenizer: str | None
+    """File on the host that the texts come from; null where there is none."""
+    picture: Picture | None
+    """Null unless points were asked for."""
     counts_name: str | None
     """Name of the array that the counts were taken from."""
     tokens_counted: float | None
@@ -185,19 +290,27 @@ class Result:
 
 def run(params: Params, context: Context) -> Result:
     """Read, understand, check, compare."""
-    context.require("numpy")
+    np = context.require("numpy")
+    from probes.lib.compare_findings import report_comparison, report_vocabularies, weigh
+    from probes.lib.files import Meter, shown
     from probes.lib.side_findings import report_side
+    from probes.lib.vocabulary import counts_for
 
     a, b = _read_sides(context, params)
     for side in (a, b):
         report_side(context, side)
-    _report_vocabularies(context, a, b)
+    report_vocabularies(context, a, b)
     comparison = _compare(a, b)
-    counts, counts_name, counts_bytes = _read_counts(context, params.counts)
-    shares = _weigh(context, a, b, counts)
+    meter = Meter()
+    with _named(context, "counts"):
+        counts, counts_name = counts_for(params.counts, None, meter)
+    with _named(context, "tokenizer"):
+        texts = _texts(params, meter)
+    shares = weigh(context, a, b, counts)
     verdict = _verdict(a, b, comparison)
-    _report_comparison(context, a, b, comparison, shares)
+    report_comparison(context, a, b, comparison, shares)
     first_rows, first_differences = _rows(a, b, params.first)
+    moved = _shifts(a, b, counts)
     return Result(
         verdict=verdict,
         draft_vocab_size=b.rows,
@@ -208,53 +321,72 @@ def run(params: Params, context: Context) -> Result:
         rows_without_source=comparison.rows_without_source if comparison else None,
         order_preserved=comparison.order_preserved if comparison else None,
         max_shift=comparison.max_shift if comparison else None,
+        common_suffix=moved.suffix if moved else None,
+        blocks_inserted=moved.inserted if moved else None,
+        blocks_deleted=moved.deleted if moved else None,
+        shift_p50=moved.median if moved else None,
+        shift_p95=moved.p95 if moved else None,
+        shifts=tuple(Shift(found.low, found.high, found.tokens, found.share) for found in moved.bins) if moved else (),
         encoding_a=a.encoding,  # type: ignore[arg-type]
         encoding_b=b.encoding,  # type: ignore[arg-type]
         encoding_a_reason=a.reason,
         encoding_b_reason=b.reason,
-        stored_equal=_stored_equal(a, b),
+        stored_equal=bool(np.array_equal(a.stored.d2t, b.stored.d2t)) if a.stored and b.stored else None,
         first_rows=first_rows,
         first_differences=first_differences,
         positional_token_share=shares.positional if shares else None,
         shared_token_share=shares.shared if shares else None,
         coverage_a=shares.coverage_a if shares else None,
         coverage_b=shares.coverage_b if shares else None,
+        token_share_lost=max(0.0, shares.coverage_a - shares.shared) if shares else None,
+        token_share_gained=max(0.0, shares.coverage_b - shares.shared) if shares else None,
+        positional_share=comparison.positional_matches / (b.rows or 1) if comparison else None,
+        accuracy_ceiling=shares.positional * (1.0 if params.accuracy is None else params.accuracy) if shares else None,
+        only_a=_alone(a, b, counts, texts, params.top),
+        only_b=_alone(b, a, counts, texts, params.top),
+        texts=_texts_of((*first_rows, *first_differences), texts),
+        tokenizer=shown(texts.path) if texts else None,
+        picture=_picture(a, b, params.points),
         counts_name=counts_name,
         tokens_counted=None if counts is None else float(counts.sum(dtype="f8")),
         a=_files(a),
         b=_files(b),
-        bytes_read=a.meter.bytes + b.meter.bytes + counts_bytes,
+        bytes_read=a.meter.bytes + b.meter.bytes + meter.bytes,
     )
 
 
+@contextmanager
+def _named(context: Context, what: str) -> Iterator[None]:
+    """End the run, saying which of its inputs it was, where one cannot be used."""
+    from probes.lib.files import Damaged, Unreadable
+
+    try:
+        yield
+    except (Unreadable, Damaged) as error:
+        context.unfit("%s: %s" % (what, error), getattr(error, "hint", None))
+
+
 def _read_sides(context: Context, params: Params) -> tuple[Side, Side]:
-    from probes.lib.files import Unreadable
     from probes.lib.sides import read_side, understand
 
     sides = []
     for name, path in (("A", params.a), ("B", params.b)):
-        try:
+        with _named(context, name):
             sides.append(read_side(name, path))
-        except Unreadable as error:
-            context.unfit("%s: %s" % (name, error), error.hint)
     a, b = sides
     understand(a, b.vocab, None if params.encoding_a == "auto" else params.encoding_a)
     understand(b, a.vocab, None if params.encoding_b == "auto" else params.encoding_b)
     return a, b
 
 
-def _read_counts(context: Context, path: str | None) -> tuple[NDArray[Any] | None, str | None, int]:
-    from probes.lib.files import Damaged, Meter, Unreadable, shown
-    from probes.lib.vocabulary import read_counts
+def _texts(params: Params, meter: Meter) -> TokenTexts | None:
+    """Return the tokenizer that was given, or one that lies beside A or B."""
+    from probes.lib.token_texts import find_texts, read_texts
 
-    if path is None:
-        return None, None, 0
-    meter = Meter()
-    try:
-        counts, name = read_counts(path, meter)
-    except (Unreadable, Damaged) as error:
-        context.unfit("counts: %s" % error, getattr(error, "hint", None))
-    return counts, shown(name), meter.bytes
+    if params.tokenizer is not None:
+        return read_texts(params.tokenizer, meter)
+    paths = (params.a, params.b)
+    return find_texts([path if os.path.isdir(path) else os.path.dirname(os.path.abspath(path)) for path in paths], meter)
 
 
 # Comparing -----------------------------------------------------------------------------------------------------------
@@ -270,30 +402,6 @@ def _verdict(a: Side, b: Side, comparison: Comparison | None) -> Verdict:
     if comparison is not None:
         return comparison.relation  # type: ignore[return-value]
     return "unknown" if {a.encoding, b.encoding}.isdisjoint({"corrupt", "uninitialised"}) else "corrupt"
-
-
-def _weigh(context: Context, a: Side, b: Side, counts: NDArray[Any] | None) -> Shares | None:
-    from probes.lib.mappings import shares
-
-    if counts is None or a.ids is None or b.ids is None:
-        return None
-    weighed = shares(a.ids, b.ids, counts)
-    if weighed is None:
-        context.finding("unknown", "counts-empty", "No token was counted, so there are no shares of text", value=0, unit="tokens")
-        return None
-    vocab = max((side.vocab for side in (a, b) if side.vocab is not None), default=None)
-    if vocab is not None and len(counts) > vocab and counts[vocab:].any():
-        context.finding(
-            "degraded",
-            "counts-of-other-vocabulary",
-            "The counts name tokens beyond the target vocabulary: they come from another tokenizer",
-            value=len(counts),
-            unit="tokens",
-            threshold=vocab,
-            threshold_source="the target vocabulary of A and B",
-            action="count the corpus again with the target's tokenizer",
-        )
-    return weighed
 
 
 def _rows(a: Side, b: Side, count: int) -> tuple[tuple[Row, ...], tuple[Row, ...]]:
@@ -312,14 +420,47 @@ def _rows(a: Side, b: Side, count: int) -> tuple[tuple[Row, ...], tuple[Row, ...
     return rows(np.arange(min(count, length))), rows(differing[:count])
 
 
+def _shifts(a: Side, b: Side, counts: NDArray[Any] | None) -> Shifts | None:
+    from probes.lib.shifts import shifts
+
+    return None if a.ids is None or b.ids is None else shifts(a.ids, b.ids, counts)
+
+
+def _alone(side: Side, other: Side, counts: NDArray[Any] | None, texts: TokenTexts | None, top: int) -> tuple[Token, ...]:
+    """Return tokens that only ``side`` has."""
+    from probes.lib.shifts import heaviest, weights
+
+    if side.ids is None or other.ids is None:
+        return ()
+    rows = heaviest(side.ids, other.ids, counts, top)
+    total = 0.0 if counts is None else float(counts.sum(dtype="f8"))
+    shares: list[float | None] = [None] * len(rows)
+    if counts is not None and total > 0:
+        shares = (weights(side.ids[rows], counts) / total).tolist()
+    tokens = side.ids[rows].tolist()
+    return tuple(
+        Token(token, row, share, texts.text(token) if texts else None)
+        for token, row, share in zip(tokens, rows.tolist(), shares)
+    )
+
+
+def _texts_of(rows: tuple[Row, ...], texts: TokenTexts | None) -> dict[str, str]:
+    tokens = sorted({token for row in rows for token in (row.target_a, row.target_b) if token is not None})
+    found = ((token, texts.text(token)) for token in tokens) if texts else ()
+    return {str(token): text for token, text in found if text is not None}
+
+
+def _picture(a: Side, b: Side, points: int) -> Picture | None:
+    from probes.lib.shifts import curves
+
+    if not points or a.ids is None or b.ids is None:
+        return None
+    found = curves(a.ids, b.ids, max(side.vocab or 0 for side in (a, b)), points)
+    return Picture(found.rows, found.a, found.b, found.tokens, found.low, found.high)
+
+
 def _target(side: Side, row: int) -> int | None:
     return int(side.ids[row]) if side.ids is not None and row < len(side.ids) else None
-
-
-def _stored_equal(a: Side, b: Side) -> bool | None:
-    import numpy as np
-
-    return bool(np.array_equal(a.stored.d2t, b.stored.d2t)) if a.stored and b.stored else None
 
 
 def _files(side: Side) -> Files:
@@ -353,68 +494,3 @@ def _files(side: Side) -> Files:
         lm_head_rows=stored.lm_head_rows if stored else None,
         problem=side.damage or (stored.config_problem if stored else None) or side.t2d_problem,
     )
-
-
-def _report_vocabularies(context: Context, a: Side, b: Side) -> None:
-    if a.vocab is not None and b.vocab is not None and a.vocab != b.vocab:
-        context.finding(
-            "fail",
-            "target-vocab-differs",
-            "A and B belong to target vocabularies of different sizes, so equal ids need not be equal tokens",
-            value=b.vocab,
-            unit="tokens",
-            threshold=a.vocab,
-            threshold_source="the target vocabulary of A",
-            action="check that both drafters belong to the same target model and tokenizer",
-        )
-
-
-def _report_comparison(
-    context: Context, a: Side, b: Side, comparison: Comparison | None, shares: Shares | None
-) -> None:
-    if comparison is None or a.ids is None or b.ids is None:
-        return
-    rows = len(b.ids)
-    if comparison.relation == "identical":
-        context.finding(
-            "ok", "mappings-identical", "A and B give every row the same token", value=rows, unit="rows", threshold=rows
-        )
-        return
-    evidence = [
-        "{:,} of B's {:,} tokens have a row in A; {:,} have none".format(
-            comparison.shared_targets, rows, comparison.rows_without_source
-        ),
-        "the first {:,} rows agree".format(comparison.common_prefix),
-    ]
-    if comparison.max_shift is not None:
-        order = "keep their order and move" if comparison.order_preserved else "change their order and move"
-        evidence.append("shared tokens {} by up to {:,} rows".format(order, comparison.max_shift))
-    if shares is not None:
-        evidence.append("%.2f %% of the counted tokens keep their row" % (100 * shares.positional))
-    context.finding(
-        "fail",
-        "mappings-differ",
-        "A and B give the same row different tokens: {:,} of {:,} rows agree".format(comparison.positional_matches, rows),
-        value=comparison.positional_matches,
-        unit="rows",
-        threshold=rows,
-        threshold_source="a head can be used under another mapping only if every row keeps its token",
-        evidence=tuple(evidence),
-        action=_advice(comparison),
-    )
-
-
-def _advice(comparison: Comparison) -> str:
-    keep = "keep A's d2t and t2d for training and serving (remove cached mappings that would replace them)"
-    if not comparison.shared_targets:
-        return "%s; the two have no token in common, nothing of A's head can be used under B" % keep
-    moved = "move the rows of A's lm_head by token id, together with d2t, t2d and draft_vocab_size"
-    if comparison.rows_without_source:
-        cost = "{:,} rows come from A, {:,} must be made anew".format(
-            comparison.shared_targets, comparison.rows_without_source
-        )
-    elif comparison.relation == "permutation":
-        cost = "nothing is lost"
-    else:
-        cost = "every row of B has its source in A"
-    return "%s; or %s: %s" % (keep, moved, cost)

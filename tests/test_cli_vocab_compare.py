@@ -66,3 +66,51 @@ def test_a_missing_file_is_an_error_of_its_own(tmp_path: Path) -> None:
         "rdiag: error: local: start: B: /nonexistent/drafter: No such file or directory",
         "hint: the path is looked up on the host",
     ]
+
+
+@pytest.mark.parametrize(("name", "start"), [("o.html", b"<!doctype html>"), ("o.svg", b"<svg"), ("o.png", b"\x89PNG")])
+def test_a_picture(tmp_path: Path, name: str, start: bytes) -> None:
+    ran = rdiag("vocab-compare", A, B, "--plot", name, home=tmp_path)
+    assert (ran.code, ran.err) == (1, "")
+    assert (tmp_path / name).read_bytes().startswith(start)
+
+
+def test_pictures_of_several_hosts(tmp_path: Path) -> None:
+    (tmp_path / "hosts.yaml").write_text("hosts:\n  one: {transport: local}\n  two: {transport: local}\n")
+    ran = rdiag("vocab-compare", A, B, "--plot", "o.svg", "-H", "one", "-H", "two", "--json", home=tmp_path)
+    assert (ran.code, ran.err) == (1, "")
+    assert sorted(path.name for path in tmp_path.glob("*.svg")) == ["o-one.svg", "o-two.svg"]
+
+
+def test_pictures_that_cannot_be(tmp_path: Path) -> None:
+    ran = rdiag("vocab-compare", A, B, "--plot", "o.pdf", home=tmp_path)
+    assert (ran.code, ran.out) == (2, "")
+    assert "must end with .html, .svg or .png" in ran.err
+    assert rdiag("vocab-compare", A, B, "--plot", "none/o.svg", home=tmp_path).code == 74
+    (tmp_path / "matplotlib.py").write_text("raise ImportError('broken')")
+    without = tmp_path / "without"
+    without.mkdir()
+    (without / "sitecustomize.py").write_text(
+        "import importlib.util as u\nfind = u.find_spec\n"
+        "u.find_spec = lambda name, *more: None if name == 'matplotlib' else find(name, *more)\n"
+    )
+    ran = rdiag("vocab-compare", A, B, "--plot", "o.png", home=tmp_path, PYTHONPATH=f"{without}:{CHECKOUT}")
+    assert ran.code == 2
+    assert "pip install 'remote-diag[plot]'" in ran.err
+    assert not (tmp_path / "o.png").exists()
+    (tmp_path / "broken.npz").write_bytes(b"")
+    ran = rdiag("vocab-compare", A, str(tmp_path / "broken.npz"), "--plot", "o.svg", home=tmp_path)
+    assert ran.code == 1
+    assert "o.svg is not drawn" in ran.err
+
+
+def test_texts_of_tokens(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text('{"model": {"vocab": {"\\u2581hi": 126, "\\u001b[31m": 135, "z": 7037}}}')
+    ran = rdiag("vocab-compare", A, B, "--counts", B, "--tokenizer", str(tmp_path), "--accuracy", "0.5", home=tmp_path)
+    assert "'z'" in ran.out
+    assert "\x1b[31m" not in ran.out
+    assert "7.53 %" in ran.out
+    ran = rdiag("vocab-compare", A, B, "--counts", B, "--tokenizer", str(tmp_path), "--json", home=tmp_path)
+    assert ran.json["result"]["only_b"][0]["text"] == "z"
+    assert ran.json["result"]["tokenizer"] == str(tmp_path / "tokenizer.json")
+    assert rdiag("vocab-compare", A, B, "--tokenizer", "/nonexistent", home=tmp_path).code == 7

@@ -49,14 +49,15 @@ def read_special_tokens(folder: str, meter: Meter) -> list[Special]:
                     if item is not None:
                         roles.setdefault(item, role)
     texts: dict[int, str] = {}
-    for token, text in _added(folder, meter):
+    for token, text in added_tokens(folder, meter):
         texts.setdefault(token, text)
     return [
         Special(token, texts.get(token), roles.get(token, "added")) for token in sorted({*roles, *texts}) if token < 1 << 31
     ]
 
 
-def _added(folder: str, meter: Meter) -> Iterator[tuple[int, str]]:
+def added_tokens(folder: str, meter: Meter) -> Iterator[tuple[int, str]]:
+    """Yield (id, text) for the tokens that were added to the vocabulary of the tokenizer in ``folder``."""
     decoder = _object(os.path.join(folder, "tokenizer_config.json"), 32 << 20, meter).get("added_tokens_decoder")
     if isinstance(decoder, dict):
         for token, entry in decoder.items():
@@ -94,7 +95,7 @@ def compare_tokenizers(a: str, b: str, meter: Meter) -> tuple[bool | None, str]:
 
 
 def _compare_vocabularies(paths: list[str], meter: Meter) -> tuple[bool | None, str]:
-    pieces = [_pieces(_object(path, MAX_TOKENIZER, meter)) for path in paths]
+    pieces = [vocabulary(_object(path, MAX_TOKENIZER, meter)) for path in paths]
     if not pieces[0] or not pieces[1]:
         return None, "tokenizer.json differs, and its vocabulary cannot be read"
     shared = pieces[0].keys() & pieces[1].keys()
@@ -108,12 +109,17 @@ def _compare_vocabularies(paths: list[str], meter: Meter) -> tuple[bool | None, 
     return False, "tokenizer.json: %d ids with other texts, %d ids that only one has%s" % (len(differing), alone, first)
 
 
-def _pieces(values: dict[str, Any]) -> dict[int, str]:
+def vocabulary(values: dict[str, Any]) -> dict[int, str]:
+    """Return what a tokenizer.json calls each token id, added tokens included."""
     model = values.get("model")
     vocab = model.get("vocab") if isinstance(model, dict) else None
     pieces: dict[int, str] = {}
     if isinstance(vocab, dict):
         pieces = {token: text for text, token in vocab.items() if type(token) is int}
+    elif isinstance(vocab, list):
+        # Unigram: [[text, score], ...].
+        pairs = (pair[0] if isinstance(pair, list) and pair else None for pair in vocab)
+        pieces = {token: text for token, text in enumerate(pairs) if isinstance(text, str)}
     added = values.get("added_tokens")
     for entry in added if isinstance(added, list) else []:
         if isinstance(entry, dict) and type(entry.get("id")) is int and isinstance(entry.get("content"), str):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import click
 
@@ -23,6 +23,13 @@ if TYPE_CHECKING:
 
 ParamsBuilder = Callable[["Probe[Any, Any]"], Any]
 View = Callable[["Outcome[Any]"], "RenderableType"]
+
+
+class Then(Protocol):
+    """Something that is done with each answer before it is printed."""
+
+    def __call__(self, outcome: Outcome[Any], *, alone: bool) -> None:
+        """``alone``: whether it is the only host's."""
 
 
 def complete_probes(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:  # noqa: ARG001
@@ -63,7 +70,9 @@ def command(settings: Settings, probe: str, sets: tuple[str, ...], params_file: 
     return execute(settings, probe, build)
 
 
-def execute(settings: Settings, probe: str, build: ParamsBuilder, *, view: View | None = None) -> int:
+def execute(
+    settings: Settings, probe: str, build: ParamsBuilder, *, view: View | None = None, then: Then | None = None
+) -> int:
     """Run ``probe`` on the hosts of ``settings``, print what came of it, and return the exit code.
 
     Args:
@@ -71,6 +80,7 @@ def execute(settings: Settings, probe: str, build: ParamsBuilder, *, view: View 
         probe: name or path of the probe.
         build: gets the loaded probe and returns its ``Params``.
         view: renders the Outcome for people; the generic table by default.
+        then: is called with every Outcome that has an answer.
     """
     from ..inventory import load
 
@@ -78,11 +88,13 @@ def execute(settings: Settings, probe: str, build: ParamsBuilder, *, view: View 
     if settings.dry_run:
         return _dry_run(settings, hosts, probe, build)
     if len(hosts) == 1:
-        return _run_on_one(settings, hosts[0], probe, build, view)
-    return _run_on_several(settings, hosts, probe, build, view)
+        return _run_on_one(settings, hosts[0], probe, build, view, then)
+    return _run_on_several(settings, hosts, probe, build, view, then)
 
 
-def _run_on_one(settings: Settings, host: Host, name: str, build: ParamsBuilder, view: View | None) -> int:
+def _run_on_one(  # noqa: PLR0917
+    settings: Settings, host: Host, name: str, build: ParamsBuilder, view: View | None, then: Then | None
+) -> int:
     from ..session import Session
     from .output import Reporter, print_json, print_outcome
 
@@ -98,6 +110,8 @@ def _run_on_one(settings: Settings, host: Host, name: str, build: ParamsBuilder,
             outcome = _run(session, settings, loaded, params)
         finally:
             session.close()
+    if then is not None and outcome.answer is not None:
+        then(outcome, alone=True)
     if settings.json:
         print_json(outcome.as_dict())
     else:
@@ -105,7 +119,9 @@ def _run_on_one(settings: Settings, host: Host, name: str, build: ParamsBuilder,
     return int(outcome.exit_code)
 
 
-def _run_on_several(settings: Settings, hosts: list[Host], name: str, build: ParamsBuilder, view: View | None) -> int:
+def _run_on_several(  # noqa: PLR0917
+    settings: Settings, hosts: list[Host], name: str, build: ParamsBuilder, view: View | None, then: Then | None
+) -> int:
     from .. import fleet
     from ..outcome import SCHEMA_VERSION
     from ..session import Session
@@ -124,6 +140,9 @@ def _run_on_several(settings: Settings, hosts: list[Host], name: str, build: Par
             answers[host.name] = answer
             reporter.arrived(host.name)
     ordered = [(host, answers[host.name]) for host in hosts]
+    for _, answer in ordered:
+        if then is not None and not isinstance(answer, Exception) and answer.answer is not None:
+            then(answer, alone=False)
     if settings.json:
         print_json(
             {

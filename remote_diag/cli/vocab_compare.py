@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -10,6 +11,7 @@ from .options import pass_settings, running
 from .settings import Settings
 
 if TYPE_CHECKING:
+    from ..outcome import Outcome
     from ..probe import Probe
 
 _ENCODINGS = click.Choice(["auto", "offset", "absolute"])
@@ -24,9 +26,16 @@ _ENCODINGS = click.Choice(["auto", "offset", "absolute"])
 )
 @click.option("--encoding-a", type=_ENCODINGS, default="auto", help="What d2t of A holds, where no file tells.")
 @click.option("--encoding-b", type=_ENCODINGS, default="auto", help="What d2t of B holds, where no file tells.")
+@click.option("--accuracy", type=click.FloatRange(0, 1), metavar="X", help="Accuracy of the drafter under A: scales the ceiling.")
+@click.option("--tokenizer", metavar="PATH", help="Tokenizer on the host, for the texts of tokens.  [default: beside A or B]")
+@click.option(
+    "--top", type=click.IntRange(0, 1000), default=10, show_default=True, metavar="N",
+    help="How many tokens to show that only one of them has.",
+)  # fmt: skip
+@click.option("--plot", type=click.Path(path_type=Path), metavar="FILE", help="Also draw it: a .html, .svg or .png file here.")
 @running
 @pass_settings
-def command(settings: Settings, /, **given: Any) -> int:
+def command(settings: Settings, /, plot: Path | None, **given: Any) -> int:
     """Compare the draft vocabularies of two EAGLE-3 checkpoints A and B.
 
     A is the mapping that the drafter's head was trained with, B the one it is used with: files or folders on the host
@@ -36,14 +45,59 @@ def command(settings: Settings, /, **given: Any) -> int:
     \b
     rdiag vocab-compare /models/drafter /data/run7 --host gpu8
     rdiag vocab-compare a.npz b.npz --counts b.npz --json
+    rdiag vocab-compare a.npz b.npz --counts b.npz --tokenizer /models/target --plot shift.html
     rdiag vocab-compare -- -odd-name other
     """
     from ..parameters import build
     from ..views.vocab_compare import render
     from .run import execute
 
+    picture = None if plot is None else _picture(plot)
+
     # The options are named after the probe's parameters.
     def params(probe: Probe[Any, Any]) -> Any:
-        return build(probe, base=given)
+        return build(probe, base={**given, "points": picture.points if picture else 0})
 
-    return execute(settings, "vocab-compare", params, view=render)
+    return execute(settings, "vocab-compare", params, view=render, then=picture)
+
+
+class _Picture:
+    """Draws what comes back; with several hosts, one file for each."""
+
+    def __init__(self, path: Path) -> None:
+        from ..views.vocab_picture import POINTS
+
+        self._path = path
+        self.points = POINTS
+
+    def __call__(self, outcome: Outcome[Any], *, alone: bool) -> None:
+        from ..errors import LocalIOError
+        from ..views.vocab_picture import draw
+
+        path = self._path if alone else self._path.with_name(f"{self._path.stem}-{outcome.host}{self._path.suffix}")
+        try:
+            data = draw(outcome, path)
+        except ValueError as error:
+            click.echo(f"rdiag: {outcome.host}: {path} is not drawn: {error}", err=True)
+            return
+        try:
+            path.write_bytes(data)
+        except OSError as error:
+            raise LocalIOError(f"{path}: cannot be written: {error.strerror}", hint="give another file to --plot") from None
+
+
+def _picture(path: Path) -> _Picture:
+    """Return what draws ``path``; say before anything else is done that it cannot be drawn."""
+    from importlib.util import find_spec
+
+    from ..errors import UsageProblem
+    from ..views.vocab_picture import EXTRA, SUFFIXES
+
+    if path.suffix not in SUFFIXES:
+        raise click.UsageError(f"--plot: {path.name} must end with {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}.")
+    if path.suffix == ".png" and find_spec("matplotlib") is None:
+        raise UsageProblem(
+            "--plot: a .png is drawn by matplotlib, which is not installed",
+            hint=f"pip install '{EXTRA}', or draw a .html or .svg, which need nothing",
+        )
+    return _Picture(path)

@@ -56,6 +56,9 @@ def render(outcome: Outcome[Any]) -> RenderableType:
         parts += [Text(), _numbers(result)]
     if result.first_rows:
         parts += [Text(), _rows(result)]
+    for label, tokens in (("only in A", result.only_a), ("only in B", result.only_b)):
+        if tokens and tokens[0].token_share is not None:
+            parts += [Text(), _tokens(label, tokens)]
     found = findings(outcome.findings)
     if found is not None:
         parts += [Text(), found]
@@ -107,11 +110,14 @@ def _numbers(result: Any) -> Table:
         ("tokens with a row in both", result.shared_targets),
         ("rows of B without a source in A", result.rows_without_source),
         ("first rows that agree", result.common_prefix),
+        ("last rows that agree", result.common_suffix),
     ):
         table.add_row(label, f"{value:,}", percent(value / rows))
     if result.max_shift is not None:
         table.add_row("shared tokens in the same order", "yes" if result.order_preserved else "no", "")
         table.add_row("largest shift of a shared token, rows", f"{result.max_shift:,}", "")
+        table.add_row("  half of them at most, 95 of 100 at most", f"{result.shift_p50:,}, {result.shift_p95:,}", "")
+        table.add_row("stretches of rows put in, left out", f"{result.blocks_inserted:,}, {result.blocks_deleted:,}", "")
     if result.coverage_a is not None:
         table.add_row(f"counted tokens ({safe(result.counts_name or '', limit=30)})", f"{result.tokens_counted:,.0f}", "")
         for label, share in (
@@ -119,8 +125,12 @@ def _numbers(result: Any) -> Table:
             ("  with a row in both", result.shared_token_share),
             ("  with a row in A", result.coverage_a),
             ("  with a row in B", result.coverage_b),
+            ("  with a row only in A: lost", result.token_share_lost),
+            ("  with a row only in B: new", result.token_share_gained),
         ):
             table.add_row(label, "", percent(share))
+        if result.accuracy_ceiling != result.positional_token_share:
+            table.add_row("highest accuracy that A's head can show under B", "", percent(result.accuracy_ceiling))
     return table
 
 
@@ -139,24 +149,45 @@ def _rows(result: Any) -> Table:
     table.add_column("token id in A", justify="right", no_wrap=True, header_style="cyan")
     table.add_column("token id in B", justify="right", no_wrap=True, header_style="cyan")
     table.add_column("", no_wrap=True)
+    if result.texts:
+        table.add_column("in A", overflow="fold", header_style="cyan")
+        table.add_column("in B", overflow="fold", header_style="cyan")
     table.show_header = True
     comparable = result.positional_matches is not None
     for row in result.first_rows:
-        _add(table, row, comparable=comparable)
+        _add(table, row, result.texts, comparable=comparable)
     later = [row for row in result.first_differences if row.row > result.first_rows[-1].row]
     if later and len(later) == len(result.first_differences):
         if later[0].row > result.first_rows[-1].row + 1:
             table.add_row("...", "", "", "")
         for row in later[:_DIFFERENCES]:
-            _add(table, row, comparable=comparable)
+            _add(table, row, result.texts, comparable=comparable)
     return table
 
 
-def _add(table: Table, row: Any, *, comparable: bool) -> None:
+def _add(table: Table, row: Any, texts: dict[str, str], *, comparable: bool) -> None:
     # "none": that side has fewer rows. "?": nobody knows what it has.
     missing = "none" if comparable else "?"
     cells = [missing if target is None else str(target) for target in (row.target_a, row.target_b)]
-    table.add_row(str(row.row), *cells, _MARK if comparable and row.target_a != row.target_b else "")
+    mark = _MARK if comparable and row.target_a != row.target_b else ""
+    words = [Text(_quoted(texts.get(str(target)))) for target in (row.target_a, row.target_b)] if texts else []
+    table.add_row(str(row.row), *cells, mark, *words)
+
+
+def _tokens(label: str, tokens: Any) -> Table:
+    table = _plain_table()
+    for heading in (f"token {label}", "row", "of the counted"):
+        table.add_column(heading, justify="right", no_wrap=True, header_style="cyan")
+    table.add_column("", overflow="fold")
+    table.show_header = True
+    for token in tokens:
+        table.add_row(str(token.token), f"{token.row:,}", percent(token.token_share), Text(_quoted(token.text)))
+    return table
+
+
+def _quoted(text: str | None) -> str:
+    """Return a token's text so that spaces at its ends are seen."""
+    return "" if text is None else f"'{safe(text, limit=40)}'"
 
 
 def _plain_table() -> Table:
