@@ -30,9 +30,10 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "lm_head.weight": head[a], "fc.weight": np.zeros((H, 3 * H), np.float32), "d2t": offsets(ids), "t2d": mask(ids, V),
         }  # fmt: skip
         write_safetensors(folder / name, tensors, vocab_size=V, draft_vocab_size=D, hidden_size=H)
-    counts = np.zeros(V, np.int64)
-    counts[a[a == b[: len(a)]]] = 1
-    np.save(folder / "counts.npy", counts + 1)
+    for name, ids in (("counts", b), ("counts-of-a", a)):
+        counts = np.ones(V, np.int64)
+        counts[ids] = 3
+        np.save(folder / f"{name}.npy", counts)
     case = {
         "host": "local", "drafter_before": str(folder / "before"), "drafter_after": str(folder / "after"),
         "target": str(folder / "target"), "counts": str(folder / "counts.npy"), "serving_accept_length": 3.1, "loss": [9.9],
@@ -51,6 +52,13 @@ def test_the_cause_for_people(world: Path, tmp_path: Path) -> None:
     assert "yet trains no better than chance" in " ".join(lines[1:4])
     command = f"  rdiag vocab-remap {world / 'before'} --mapping {world / 'after'} --out {world / 'before'}-remapped --verifier {world / 'target'}"
     assert command in lines, lines[-3:]
+
+
+def test_the_old_mapping_is_kept_where_that_costs_nothing(world: Path, tmp_path: Path) -> None:
+    ran = rdiag("triage", str(world / "case.yaml"), "--counts", str(world / "counts-of-a.npy"), "--json", home=tmp_path)
+    best = ran.json["result"]["hypotheses"][0]
+    assert best["next_command"].startswith(f"rdiag vocab-keep {world / 'before'} --out {world / 'before'}-mapping --mapping ")
+    assert any("costs next to nothing" in line for line in best["evidence"])
 
 
 def test_json_holds_every_promised_name(world: Path, tmp_path: Path) -> None:

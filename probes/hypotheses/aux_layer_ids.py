@@ -85,29 +85,29 @@ def _decide(params: Params, context: Context, meter: Meter) -> Answer:
         return _supported(facts, before, "the two configurations mean different layers")
     known = before or after
     if params.sample_layers:
-        taken = params.sample_layers
-        facts.append("the samples hold the inputs of layers %s" % _listed(taken))
-        if known is not None and taken[: len(known)] != known:
+        facts.append("the samples hold the inputs of layers %s" % _listed(params.sample_layers))
+        if known is not None and params.sample_layers[: len(known)] != known:
             return _supported(facts, known, "the samples were taken from other layers")
-    told = _by_server(params, context, facts, meter)
+    told = _by_states(params, context, known, facts, meter)
     if told is True:
-        return _supported(facts, known, "the samples hold other layers than the server feeds it with")
-    if told is False:
-        return refuted(*facts)
-    if params.samples and params.drafter_before is not None:
-        from probes.lib.case_replay import has_torch, run_over
-
-        if has_torch():
-            found = run_over(context, params.drafter_before, params.samples, params.target)
-            facts.append(found.told())
-            top1, seen = found.declared.steps[0].top1, params.observed_accuracy
-            if found.fits and seen is not None and top1 > 2 * seen:
-                return refuted(*facts, "so the layers leave far more than the accuracy of %.3g that training starts with" % seen)
-    if params.sample_layers and known is not None:
+        return _supported(facts, known, "the samples hold other layers than the drafter is fed with elsewhere")
+    if told is False or (params.sample_layers and known is not None):
         return refuted(*facts)
     if not params.samples and before is not None and after is not None:
         return undecided(*facts, "the configurations agree; what the samples hold is not known", missing=("samples", "sample_layers"))
     return undecided(*facts or ["which layers the samples hold is not known"], missing=("serving_dump", "sample_layers"))
+
+
+def _by_states(
+    params: Params, context: Context, known: tuple[int, ...] | None, facts: list[str], meter: Meter
+) -> bool | None:
+    """Return whether the samples hold other layers, by what is stored in them; None where that does not tell."""
+    told = _by_server(params, context, facts, meter)
+    if told is None and params.samples and params.target is not None:
+        told = _by_target(params, context, known, facts)
+    if told is None and params.samples and params.drafter_before is not None:
+        told = _by_drafter(params, context, facts)
+    return told
 
 
 def _inputs(path: str | None, which: str, facts: list[str], meter: Meter) -> tuple[int, ...] | None:
@@ -155,6 +155,39 @@ def _by_server(params: Params, context: Context, facts: list[str], meter: Meter)
     if worst < OTHER or len(set(order)) < len(order):
         return True
     return None
+
+
+def _by_target(params: Params, context: Context, known: tuple[int, ...] | None, facts: list[str]) -> bool | None:
+    """Judge by what the target itself computes; None where that does not tell."""
+    from probes.lib.case_samples import find_layers
+    from probes.lib.files import Meter
+    from probes.lib.target import open_target
+
+    meter = Meter()
+    with open_target(params.target or "", meter) as target:
+        found, told = find_layers(context, params.samples, target, meter)
+    facts.append(told)
+    if found is None or known is None:
+        return None
+    if None in found:
+        return True
+    # Their order is another matter.
+    return sorted(layer for layer in found if layer is not None) != sorted(known)
+
+
+def _by_drafter(params: Params, context: Context, facts: list[str]) -> bool | None:
+    """Return False where the drafter does far better with these layers than training does; None where that does not tell."""
+    from probes.lib.case_replay import has_torch, run_over
+
+    if not has_torch():
+        return None
+    found = run_over(context, params.drafter_before or "", params.samples, params.target)
+    facts.append(found.told())
+    top1, seen = found.declared.steps[0].top1, params.observed_accuracy
+    if not found.fits or seen is None or top1 <= 2 * seen:
+        return None
+    facts.append("so the layers leave far more than the accuracy of %.3g that training starts with" % seen)
+    return False
 
 
 def _listed(ids: tuple[int, ...]) -> str:

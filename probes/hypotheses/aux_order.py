@@ -88,9 +88,29 @@ def _decide(params: Params, context: Context, meter: Meter) -> Answer:
             if sorted(order) == list(range(len(order))):
                 return _supported(facts, order)
         facts.append("not every layer has one that it is like")
+    if params.target is not None:
+        answer = _by_target(params, context, params.target, facts, meter)
+        if answer is not None:
+            return answer
     if params.drafter_before is None:
-        return undecided(*facts, missing=("drafter_before",)) if facts else needs("serving_dump", "drafter_before")
+        return undecided(*facts, missing=("drafter_before",)) if facts else needs("serving_dump", "target", "drafter_before")
     return _by_replay(params, context, facts)
+
+
+def _by_target(params: Params, context: Context, path: str, facts: list[str], meter: Meter) -> Answer | None:
+    """Judge by the layers that the target itself computes; None where that does not tell."""
+    from probes.lib.case_samples import find_layers
+    from probes.lib.hypothesis import refuted
+    from probes.lib.target import open_target
+
+    with open_target(path, meter) as target:
+        found, told = find_layers(context, params.samples, target, meter)
+    facts.append(told)
+    layers = [layer for layer in found or () if layer is not None]
+    if not layers or len(layers) < len(found or ()) or len(set(layers)) < len(layers):
+        return None
+    order = tuple(sorted(layers).index(layer) for layer in layers)
+    return refuted(*facts) if layers == sorted(layers) else _supported(facts, order)
 
 
 def _width(params: Params, meter: Meter) -> int | None:

@@ -23,6 +23,8 @@ HYPOTHESIS = {"cost_s": 1.0, "likelihood": 0.4}
 
 ABOVE_CEILING = 1.5
 """An accuracy beyond this multiple of the ceiling is not held down by it."""
+CHEAP = 0.01
+"""Share of the text that keeping the old mapping may cost before moving rows is the better way."""
 HALF = 0.5
 """A loss below this share of a uniform guess's is no sign of exchanged rows, whatever the ceiling."""
 
@@ -111,8 +113,9 @@ def _decide(params: Params, meter: Meter) -> Answer:
     facts.append(told)
     moved = _head(params, old, new, facts, meter)
     against = _numbers(params, ceiling, facts)
-    facts += _coverage(old, new, params, meter)
-    fix = _fix(params, path)
+    covered, cheap = _coverage(old, new, params, meter)
+    facts += covered
+    fix = _fix(params, path, keep=cheap)
     bound = "an accuracy of at most %.3g" % ceiling if ceiling is not None else "a low accuracy"
     explains = "%s and a loss above that of a uniform guess" % bound
     more: dict[str, Any] = {"explains": explains, "accuracy": ceiling, "next_command": fix}
@@ -159,17 +162,17 @@ def _ceiling(old: Ids, new: Ids, params: Params, meter: Meter) -> tuple[float | 
     return text, told
 
 
-def _coverage(old: Ids, new: Ids, params: Params, meter: Meter) -> list[str]:
-    """Return what keeping A's mapping for the training would cost, where that is known."""
+def _coverage(old: Ids, new: Ids, params: Params, meter: Meter) -> tuple[list[str], bool]:
+    """Return what keeping A's mapping for the training would cost, where that is known; and whether it is next to nothing."""
     from probes.lib.hypothesis import percent, read_counts, share
 
     counts = read_counts(params.counts, meter)
     covered, wanted = share(old, counts), share(new, counts)
     if covered is None or wanted is None:
-        return []
+        return [], False
+    cheap = wanted - covered < CHEAP
     told = "A's mapping covers %s of the text, B's %s" % (percent(covered), percent(wanted))
-    cheap = "; keeping A's for this training costs next to nothing" if wanted - covered < 0.01 else ""
-    return [told + cheap]
+    return [told + ("; keeping A's for this training costs next to nothing" if cheap else "")], cheap
 
 
 def _head(params: Params, old: Ids, new: Ids, facts: list[str], meter: Meter) -> str:
@@ -262,9 +265,14 @@ def _loss(params: Params, ceiling: float | None) -> float | None:
     return params.uniform_loss
 
 
-def _fix(params: Params, path: str) -> str:
+def _fix(params: Params, path: str, *, keep: bool) -> str:
+    """Return the command that keeps A's mapping where that costs nothing, else the one that moves the head's rows."""
     from probes.lib.hypothesis import command
 
+    if keep:
+        out = params.drafter_before.rstrip("/") + "-mapping"
+        counts = ["--counts", params.counts] if params.counts else []
+        return command("rdiag", "vocab-keep", params.drafter_before, "--out", out, "--mapping", path, *counts)
     fill = ["--verifier", params.target] if params.target else ["--missing", "mean"]
     out = params.drafter_before.rstrip("/") + "-remapped"
     return command("rdiag", "vocab-remap", params.drafter_before, "--mapping", path, "--out", out, *fill)

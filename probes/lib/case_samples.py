@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .files import Unreadable
+from .hidden_scan import best_tokens, normed
 from .sample_files import find_samples, opened_sample
 
 TYPE_CHECKING = False
@@ -168,23 +169,14 @@ def predict(texts: list[Text], target: Target) -> Predictions:
     readings = {False: states}
     exact = None
     if weight is not None:
-        size = np.sqrt((states.astype(np.float64) ** 2).mean(axis=1, keepdims=True) + target.norm_eps)
-        readings[True] = (states / size * weight).astype(np.float32)
+        readings[True] = normed(states, weight, target.norm_eps)
         bare = states / np.where(weight == 0, 1, weight)
         exact = float((np.abs(np.sqrt((bare.astype(np.float64) ** 2).mean(axis=1)) - 1) < NEAR).mean())
-    both = np.concatenate(list(readings.values()))
-    highest = np.full(len(both), -np.inf, np.float32)
-    choice = np.zeros(len(both), np.int64)
-    for start in range(0, head.rows, head.chunk_rows):
-        logits = both @ np.asarray(head.numbers(start, min(head.rows, start + head.chunk_rows)), np.float32).T
-        index = logits.argmax(axis=1)
-        value = logits[np.arange(len(both)), index]
-        choice = np.where(value > highest, index + start, choice)
-        highest = np.maximum(highest, value)
+    choice = best_tokens(head, np.concatenate(list(readings.values())))
     shares = {}
-    for number, normed in enumerate(readings):
+    for number, reading in enumerate(readings):
         said = choice[number * len(states) : (number + 1) * len(states)]
-        shares[normed] = {step: float((said == wanted[step]).mean()) for step in STEPS}
+        shares[reading] = {step: float((said == wanted[step]).mean()) for step in STEPS}
     same = float((choice[: len(states)] == choice[-len(states) :]).mean())
     return Predictions(len(states), {True: shares.get(True, dict.fromkeys(STEPS, 0.0)), False: shares[False]}, same, exact)
 
@@ -206,6 +198,30 @@ def _positions(texts: list[Text], columns: int, path: str) -> tuple[States, dict
     all_states, all_ids = np.concatenate(states), np.concatenate(ids)
     chosen = np.unique(np.linspace(0, len(all_states) - 1, MAX_POSITIONS).astype(np.int64))
     return all_states[chosen], {step: all_ids[chosen, number] for number, step in enumerate(STEPS)}
+
+
+def find_layers(context: Context, paths: tuple[str, ...], target: Target, meter: Meter) -> tuple[list[int | None] | None, str]:
+    """Return (the layer whose input each aux part of the first sample is; in words what was found, or why nothing was).
+
+    Runs the target's own layers over the beginning of the sample, where it is small and of a kind that is known. A part that
+    is no layer's is None; the whole is None where the target cannot be run.
+    """
+    from .hidden_layers import match_layers
+
+    files, _ = find_samples(paths, 1)
+    try:
+        with opened_sample(files[0], meter, context.run_dir, target.head().columns) as sample:
+            matches = match_layers(
+                target, sample, lambda done, total: context.progress(done, total, unit="layers", label="running the target")
+            )
+    except Unreadable as error:
+        return None, "the target's layers could not be run: %s" % error.reason
+    parts = sorted((name for name in matches if name.startswith("aux ")), key=lambda name: int(name[4:]))
+    told = ", ".join(
+        "no layer's" if matches[name].layer is None else "layer %d's (cosine %.3f)" % (matches[name].layer or 0, matches[name].cosine)
+        for name in parts
+    )
+    return [matches[name].layer for name in parts], "computed with the target's own layers, the stored states are the inputs of: %s" % told
 
 
 @dataclass(frozen=True)

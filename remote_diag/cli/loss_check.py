@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ..probe import Probe
 
 
-def _numbers(ctx: click.Context, parameter: click.Parameter, given: str | None) -> tuple[float, ...]:
+def numbers(ctx: click.Context, parameter: click.Parameter, given: str | None) -> tuple[float, ...]:
     """Read ``19.2,18.7``; a percent sign divides by 100."""
     found = []
     for text in given.split(",") if given is not None else ():
@@ -33,8 +33,8 @@ def _numbers(ctx: click.Context, parameter: click.Parameter, given: str | None) 
 
 @click.command()
 @click.argument("log", required=False)
-@click.option("--loss", callback=_numbers, metavar="N,N...", help="Losses in order, instead of a log: 19.2,18.7.")
-@click.option("--accuracy", callback=_numbers, metavar="N,N...", help="Accuracies in order, instead of a log: 0.03,0.05 or 3%,5%.")
+@click.option("--loss", callback=numbers, metavar="N,N...", help="Losses in order, instead of a log: 19.2,18.7.")
+@click.option("--accuracy", callback=numbers, metavar="N,N...", help="Accuracies in order, instead of a log: 0.03,0.05 or 3%,5%.")
 @click.option("--draft-vocab-size", type=int, metavar="D", help="Rows of the drafter's head, such as 32000.")
 @click.option("--target-vocab-size", type=int, metavar="V", help="Rows of the target's head, such as 163840.")
 @click.option("--mask-density", type=float, metavar="SHARE", help="Supervised positions / all positions, 0 to 1.")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from .loss_check import numbers
 from .options import pass_settings, running
 from .settings import Settings
 
@@ -24,8 +25,8 @@ if TYPE_CHECKING:
 @click.option("--serving-dump", multiple=True, metavar="FILE", help="The same texts' hidden states as served; may be repeated.")
 @click.option("--counts", metavar="FILE", help="Token counts of the training text.")
 @click.option("--log", metavar="FILE", help="The training's log.")
-@click.option("--loss", multiple=True, type=float, metavar="NAT", help="A loss that training printed; may be repeated.")
-@click.option("--accuracy", multiple=True, type=float, metavar="SHARE", help="An accuracy, 0 to 1; may be repeated.")
+@click.option("--loss", callback=numbers, metavar="N,N...", help="Losses that training printed first, instead of a log: 19.2,18.7.")
+@click.option("--accuracy", callback=numbers, metavar="N,N...", help="Accuracies likewise: 0.03,0.05 or 3%,5%.")
 @click.option("--accept-length", "serving_accept_length", type=float, metavar="TOKENS", help="Mean acceptance length when served.")
 @click.option("-s", "--set", "sets", multiple=True, metavar="KEY=VALUE", help="Any other entry of the case.")
 @running
