@@ -6,9 +6,11 @@ so that every tensor is aligned.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import struct
+import threading
 from dataclasses import dataclass
 
 from .files import Unreadable, cause
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
 
 BLOCK = 1 << 20
 """Bytes that are copied at a time: they stay in the processor's cache between being read and being written."""
+_FLUSH = 64 << 20
+"""Bytes after which the disk is told to begin."""
 _WORDS = {"bool": "BOOL", "bfloat16": "BF16"}
 _LETTERS = {"int": "I", "uint": "U", "float": "F"}
 
@@ -80,6 +84,8 @@ def make_header(specs: Iterable[Spec], metadata: Mapping[str, str]) -> bytes:
 class Writer:
     """A new file that is filled from its beginning to its end. Use it in a ``with`` statement.
 
+    The disk works while more is being prepared: a large file is not first collected in memory and then waited for.
+
     Args:
         path: it must not exist.
 
@@ -97,6 +103,8 @@ class Writer:
         except OSError as error:
             raise self._failed(error) from None
         self._block = memoryview(bytearray(BLOCK))
+        self._flushed = 0
+        self._flush: threading.Thread | None = None
 
     def __enter__(self) -> Writer:
         """Return the writer."""
@@ -107,8 +115,10 @@ class Writer:
     ) -> None:
         """Close the file; without an error, only after the disk has it."""
         try:
+            if self._flush is not None:
+                self._flush.join()
             if kind is None:
-                self.sync()
+                self._sync()
         finally:
             os.close(self._descriptor)
 
@@ -122,6 +132,10 @@ class Writer:
                 raise self._failed(error) from None
             self.written += count
             rest = rest[count:]
+        if self.written - self._flushed >= _FLUSH and (self._flush is None or not self._flush.is_alive()):
+            self._flushed = self.written
+            self._flush = threading.Thread(target=self._start_flushing, daemon=True)
+            self._flush.start()
 
     def copy(self, file: File, offset: int, count: int) -> None:
         """Append ``count`` bytes of ``file``; raise Damaged or Unreadable."""
@@ -132,8 +146,12 @@ class Writer:
             offset += len(part)
             count -= len(part)
 
-    def sync(self) -> None:
-        """Wait until the disk has everything; raise Unreadable where that fails."""
+    def _start_flushing(self) -> None:
+        # What fails here fails again, and is reported, when the file is closed.
+        with contextlib.suppress(OSError):
+            os.fdatasync(self._descriptor)
+
+    def _sync(self) -> None:
         try:
             os.fsync(self._descriptor)
         except OSError as error:

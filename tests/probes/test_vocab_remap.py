@@ -630,7 +630,7 @@ def test_parameters_that_cannot_be(bad: dict[str, Any]) -> None:
 
 # A kill at any moment ------------------------------------------------------------------------------------------------
 
-_CALLS = ("open", "write", "fsync", "mkdir", "rename", "chmod", "close", "preadv", "pread", "posix_fadvise")
+_CALLS = ("open", "write", "fsync", "fdatasync", "mkdir", "rename", "chmod", "close", "preadv", "pread", "posix_fadvise")
 
 
 def _killed_at(tmp_path: Path, call: int) -> bool:
@@ -699,6 +699,18 @@ def test_what_a_killed_run_left_is_removed_but_not_that_of_a_living_one(tmp_path
     finally:
         os.close(descriptor)
     assert (dead.exists(), living.exists(), other.exists()) == (False, True, True)
+
+
+def test_a_large_file_goes_to_the_disk_while_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from probes.lib import safetensors_writer
+
+    monkeypatch.setattr(safetensors_writer, "_FLUSH", 1000)
+    flushed: list[int] = []
+    monkeypatch.setattr(os, "fdatasync", flushed.append)
+    write_source(tmp_path / "src")
+    run(tmp_path)
+    assert flushed
+    check_head(tmp_path)
 
 
 def test_two_that_make_the_same_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
