@@ -144,8 +144,8 @@ def test_the_reader_of_imports_sees_what_is_loaded() -> None:
     assert seen == ["a.b", "remote_diag.cli.c", "remote_diag.x.d", "f", "g", "h"]
 
 
-_OUTSIDE = {"www.apache.org", "git-lfs.github.com"}
-"""Sites that files may name: the license's, and a file format's own marker."""
+_OUTSIDE = {"www.apache.org", "git-lfs.github.com", "www.w3.org"}
+"""Sites that files may name: the license's, and the markers of file formats."""
 
 
 def test_no_file_names_a_site() -> None:
