@@ -15,6 +15,7 @@ import math
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,6 +32,7 @@ from remote_diag.triage_ranking import VERDICTS  # noqa: E402
 from tests.support.planted import PLANTS, Planted, Planter, read_head  # noqa: E402
 from tests.support.tiny_stack import D, Stack, copy_drafter, evaluate, load_or_build  # noqa: E402
 
+OTHERS = [cause for cause in PLANTS if cause != "mapping-replaced"]
 CHANCE = 1 / D
 UNIFORM = math.log(D)
 NEAR_CEILING = (0.5, 1.2)
@@ -55,6 +57,12 @@ class Report:
 def diagnose(session: Session, planted: Planted) -> Any:
     """Return what triage makes of a case, over the agent."""
     return triage.run(session, triage.load_case(planted.case)).result
+
+
+def diagnose_alone(planted: Planted) -> Any:
+    """Return the same over a connection of its own."""
+    with remote_diag.connect("local") as session:
+        return diagnose(session, planted)
 
 
 def check_verdicts(report: Report, planted: Planted, result: Any) -> None:
@@ -117,7 +125,7 @@ def relaunch(planter: Planter, folder: Path) -> Any:
     drafter = copy_drafter(planter.stack)
     with torch.no_grad():
         drafter.lm_head.weight.copy_(torch.from_numpy(read_head(folder)))
-    return planter.train(drafter, ids=planter.stack.mapping_b)
+    return planter.train(drafter, ids=planter.other)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -134,14 +142,15 @@ def main(argv: list[str] | None = None) -> int:
         trained = load_or_build(folder, given.seed)
         check_stack(report, trained)
         planter = Planter(trained, folder.resolve())
-        session = stack.enter_context(remote_diag.connect("local"))
         print("the mapping is replaced", flush=True)
-        check_mapping(report, session, planter)
+        with remote_diag.connect("local") as session:
+            check_mapping(report, session, planter)
         print("every other cause, planted alone; and none", flush=True)
-        for cause in PLANTS:
-            if cause != "mapping-replaced":
-                planted = planter.plant(cause)
-                check_verdicts(report, planted, diagnose(session, planted))
+        # One case is diagnosed while the next one is planted.
+        pool = stack.enter_context(ThreadPoolExecutor(max_workers=1))
+        cases = [(planted, pool.submit(diagnose_alone, planted)) for planted in map(planter.plant, OTHERS)]
+        for planted, answer in cases:
+            check_verdicts(report, planted, answer.result())
     told = f"{len(report.failed)} checks failed" if report.failed else "all of it holds"
     print(f"{told}; {time.monotonic() - begun:.0f} s")
     return 1 if report.failed else 0

@@ -155,7 +155,6 @@ def planter(tiny_stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Plan
     return Planter(tiny_stack, tmp_path_factory.mktemp("planted"))
 
 
-ON_THE_STACK = pytest.mark.xdist_group("planted")
 GIVEN_TIME = pytest.mark.timeout(400)
 """Whoever comes first trains the stack."""
 CAUSES = (
@@ -174,7 +173,6 @@ def test_all_plants_are_tested() -> None:
     assert set(PLANTS) == {"healthy", *CAUSES}
 
 
-@ON_THE_STACK
 @GIVEN_TIME
 @pytest.mark.parametrize("cause", CAUSES)
 def test_the_planted_cause_is_named_and_all_others_are_acquitted(planter: Planter, tmp_path: Path, cause: str) -> None:
@@ -192,7 +190,6 @@ def test_the_planted_cause_is_named_and_all_others_are_acquitted(planter: Plante
         assert verdicts(less)[planted.cause or ""] != "refuted", missing
 
 
-@ON_THE_STACK
 @GIVEN_TIME
 def test_a_healthy_training_is_acquitted_of_everything(planter: Planter, tmp_path: Path) -> None:
     outcome = triage.run(InProcess(tmp_path), triage.load_case(planter.plant("healthy").case))  # type: ignore[arg-type]
@@ -201,7 +198,6 @@ def test_a_healthy_training_is_acquitted_of_everything(planter: Planter, tmp_pat
     assert outcome.status == "ok"
 
 
-@ON_THE_STACK
 @GIVEN_TIME
 def test_the_mapping_from_cause_to_repair(planter: Planter, tmp_path: Path) -> None:
     import math
@@ -228,7 +224,7 @@ def test_the_mapping_from_cause_to_repair(planter: Planter, tmp_path: Path) -> N
     drafter = copy_drafter(planter.stack)
     with torch.no_grad():
         drafter.lm_head.weight.copy_(torch.from_numpy(read_head(out)))
-    again = planter.train(drafter, ids=planter.stack.mapping_b)
+    again = planter.train(drafter, ids=planter.other)
     original = evaluate(planter.stack.drafter, planter.stack.target, planter.sound)
     assert again.loss[0] < 1.15 * original.loss[0] < 0.6 * loss
     assert again.accuracy[0] > 0.9 * original.accuracy[0]
