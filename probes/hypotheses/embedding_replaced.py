@@ -112,7 +112,7 @@ def _judge(params: Params, own: Matrix, other: Matrix, name: str) -> Answer:
 
     if own.columns != other.columns:
         return supported("the embedding is %d wide, %s %d" % (own.columns, name, other.columns))
-    rows = np.unique(np.linspace(0, max(0, min(own.rows, other.rows) - 1), 4096).astype(np.int64))
+    rows = np.unique(np.linspace(0, max(0, min(own.rows, other.rows) - 1), 1024).astype(np.int64))
     mine, theirs = own.take_bits(rows), other.take_bits(rows)
     equal = float(same_rows(mine, cast(theirs, other.dtype, own.dtype)).mean())
     a, b = widen(mine, own.dtype).astype(np.float64), widen(theirs, other.dtype).astype(np.float64)

@@ -148,7 +148,7 @@ def _likeness(new: Matrix, old: Matrix, rows: Ids) -> tuple[NDArray[Any], float]
     from probes.lib.floats import cast, same_rows, widen
 
     known = np.flatnonzero(rows >= 0)
-    known = known[np.unique(np.linspace(0, max(0, len(known) - 1), 2048).astype(np.int64))] if len(known) else known
+    known = known[np.unique(np.linspace(0, max(0, len(known) - 1), 1024).astype(np.int64))] if len(known) else known
     mine, theirs = new.take_bits(known), old.take_bits(rows[known])
     if not len(known):
         return np.zeros(0), 0.0

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     States = NDArray[np.float32]
 
 MAX_SAMPLES = 8
-MAX_TOKENS = 256
+MAX_TOKENS = 128
 """Tokens of each sample that are read, from where the first one counts."""
 MAX_POSITIONS = 384
 """States that are multiplied with the target's whole head, at most."""
