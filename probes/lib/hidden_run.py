@@ -197,7 +197,9 @@ class Gatherer:
             if "final" in states:
                 safe = np.where(weight == 0, 1, weight)
                 sizes = np.sqrt(np.mean(np.square(states["final"] / safe, dtype=np.float64), axis=1))
-                evidence.unit_share = float(np.mean(np.abs(sizes - 1) < _UNIT))
+                # States that are zero say nothing.
+                if (sizes > 0).mean() > 0.5:
+                    evidence.unit_share = float(np.mean(np.abs(sizes[sizes > 0] - 1) < _UNIT))
         self._context.progress(0, None, unit="rows", label="asking the target's head")
         around = np.concatenate(self._picked.around)
         evidence.picked = len(around)

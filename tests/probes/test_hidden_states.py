@@ -307,6 +307,16 @@ def test_13_columns_that_nobody_filled(world: World) -> None:
     assert (found["sharded"].level, found["sharded"].value) == ("fail", H // 2)
 
 
+def test_states_of_zeros_acquit_nothing(world: World) -> None:
+    def change(sample: Sample, _: int) -> Sample:
+        return replace(sample, aux=tuple(np.zeros_like(one) for one in sample.aux), final=np.zeros_like(sample.final))
+
+    _, found = world.run(world.write("zeros", change=change))
+    levels = {code: found[code].level for code in ("final-norm", "aux-layers", "shift", "sharded")}
+    assert levels == {"final-norm": "unknown", "aux-layers": "fail", "shift": "unknown", "sharded": "fail"}
+    assert found["final-layer"].level != "ok"
+
+
 def test_a_damaged_file_among_good_ones(world: World) -> None:
     folder = Path(world.write("damaged"))
     whole = (folder / "data_2.pt").read_bytes()
