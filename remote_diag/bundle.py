@@ -19,6 +19,9 @@ from .errors import InternalError
 from .host import Environment
 from .transport.base import SafePath
 
+_CARRIED = frozenset({".py", ".json", ".csv"})
+"""Code, and the tables that code reads: thresholds, reference figures."""
+
 
 @dataclass(frozen=True)
 class Bundle:
@@ -63,20 +66,21 @@ class Bundle:
         yield b'install "$@"\n'
 
 
-def _python_files(root: Path, prefix: str) -> Iterator[tuple[str, bytes]]:
-    for path in sorted(root.rglob("*.py")):
-        data = path.read_bytes()
-        yield f"{prefix}/{path.relative_to(root).as_posix()}", data if data.endswith(b"\n") else data + b"\n"
+def _source_files(root: Path, prefix: str) -> Iterator[tuple[str, bytes]]:
+    for path in sorted(root.rglob("*")):
+        if path.suffix in _CARRIED:
+            data = path.read_bytes()
+            yield f"{prefix}/{path.relative_to(root).as_posix()}", data if data.endswith(b"\n") else data + b"\n"
 
 
 @lru_cache(maxsize=64)
 def build(target: Environment) -> Bundle:
     """Return the bundle for a host whose environment is ``target``; raises ConfigError for bad values in it."""
     try:
-        files = dict(_python_files(paths.agent_source(), AGENT))
+        files = dict(_source_files(paths.agent_source(), AGENT))
         probes = paths.shipped_probes()
         files[f"{PROBES}/__init__.py"] = b'"""Probe code on the host."""\n'
-        files.update(_python_files(probes / "lib", f"{PROBES}/lib"))
+        files.update(_source_files(probes / "lib", f"{PROBES}/lib"))
     except OSError as error:
         raise InternalError(f"rdiag's own files cannot be read: {error}") from error
     files.update(environment.entry_files(target))

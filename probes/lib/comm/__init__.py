@@ -1,0 +1,1 @@
+"""Collective communication: timings, their meaning, and what others measured."""

@@ -1,0 +1,1 @@
+"""What the tools around a GPU say, read without trusting it."""
