@@ -1,4 +1,6 @@
-"""Keeps active probes away from GPUs that somebody uses: one lock a host, and a look at who computes.
+"""Keeps active probes away from GPUs that somebody uses: one lock a host, and a look at who is on them.
+
+What makes a GPU free is decided by :mod:`probes.lib.gpu.occupancy`, which travels to the host beside the agent.
 
 nvidia-smi is asked without ever being waited for: in a driver that hangs it cannot even be killed. At most one
 question is open at a time; one that stays without an answer ends the guarding, it is never asked twice.
@@ -19,39 +21,20 @@ from .verdict import Verdict
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from probes.lib.gpu.occupancy import GpuProcess, Inquiry
+
     from .processes import Children, Tree
     from .request import Request
 
 PROGRAM = "nvidia-smi"
-QUESTION = ("--query-compute-apps=pid,process_name,used_memory", "--format=csv,noheader")
 ANSWER_WITHIN = 10.0
 """Seconds after which nvidia-smi counts as stuck. Without persistence mode eight GPUs take several."""
 EVERY = 2.0
 """Seconds between an answer and the next question while the probe runs."""
 _MAX_ANSWER = 1 << 20
-_MAX_NAMED = 5
+_MAX_NAMED = 8
 _INITIAL_PID_NAMESPACE = "pid:[4026531836]"
 _FORCE = "--force runs it all the same"
-
-
-class GpuProcess:
-    """One process that computes on a GPU, as nvidia-smi names it."""
-
-    __slots__ = ("memory", "name", "pid")
-
-    def __init__(self, line: str) -> None:
-        """Parse ``pid, name, memory``; the name may hold commas. Raise ValueError for anything else."""
-        pid, _, rest = line.partition(",")
-        name, comma, memory = rest.rpartition(",")
-        if not comma:
-            raise ValueError("not a process: %r" % line[:200])
-        self.pid = int(pid)
-        self.name = name.strip()
-        self.memory = memory.strip()
-
-    def describe(self) -> str:
-        """Say who it is and whose."""
-        return "pid %d (%s, user %s, %s)" % (self.pid, self.name[:200], _owner(self.pid), self.memory[:40])
 
 
 class Question:
@@ -65,7 +48,7 @@ class Question:
     """
 
     def __init__(
-        self, path: str, env: dict[str, str], children: Children, arguments: tuple[str, ...] = QUESTION
+        self, path: str, env: dict[str, str], children: Children, arguments: tuple[str, ...]
     ) -> None:
         self.descriptor, writer = os.pipe()
         os.set_blocking(self.descriptor, False)
@@ -110,15 +93,6 @@ class Question:
     def late(self) -> float:
         """When, on the monotonic clock, it counts as stuck."""
         return self._asked + ANSWER_WITHIN
-
-    def answer(self) -> list[GpuProcess] | None:
-        """Return the processes it named; None while it has not ended.
-
-        Raises:
-            ValueError: that is no list of processes.
-        """
-        lines = self.lines()
-        return None if lines is None else parse_processes(lines)
 
     def lines(self) -> list[str] | None:
         """Return what it said, blank lines left out; None while it has not ended.
@@ -168,19 +142,24 @@ class Guard:
         self._next_question: float | None = None
         self._tree: Tree | None = None
         self._invisible: set[int] = set()
+        self._inquiry: Inquiry | None = None
         self.free = request.force
         """Whether the probe may start."""
 
     def begin(self) -> Verdict | None:
-        """Take the lock and ask who computes; return a refusal when that cannot be."""
+        """Take the lock and begin to ask who is there; return a refusal when that cannot be."""
         refusal = self._take_lock()
         if refusal is None and not self._request.force:
+            from probes.lib.gpu.occupancy import Inquiry
+
+            self._inquiry = Inquiry()
             refusal = self._ask()
         return refusal
 
     def protects(self, tree: Tree) -> None:
         """From now on the processes of ``tree`` may compute, and nobody else."""
         self._tree = tree
+        self._inquiry = None
         if not self._request.force:
             self._next_question = monotonic() + EVERY
 
@@ -254,8 +233,12 @@ class Guard:
         path = find_on_path(PROGRAM, self._env.get("PATH") or os.defpath)
         if path is None:
             return self._cannot_tell("%s is not on the PATH" % PROGRAM)
+        from probes.lib.gpu.occupancy import APPS_QUESTION
+
+        arguments = APPS_QUESTION if self._inquiry is None else self._inquiry.question
+        assert arguments is not None  # noqa: S101 - an inquiry that is over is not asked
         try:
-            self._question = Question(path, self._env, self._children)
+            self._question = Question(path, self._env, self._children, arguments)
         except OSError as error:
             return self._cannot_tell("%s cannot be started: %s" % (path, error.strerror))
         return None
@@ -264,20 +247,33 @@ class Guard:
         question = self._question
         assert question is not None  # noqa: S101 - only called with one
         try:
-            processes = question.answer()
+            lines = question.lines()
+            if lines is None:
+                if now < question.late:
+                    return None
+                self._dismiss(question)
+                return self._cannot_tell(
+                    "%s did not answer within %g s: the driver may hang" % (PROGRAM, ANSWER_WITHIN)
+                )
+            self._dismiss(question)
+            return self._take(lines, now)
         except ValueError as error:
-            self._dismiss(question)
+            if self._question is not None:
+                self._dismiss(question)
             return self._cannot_tell("the answer of %s makes no sense; %s" % (PROGRAM, error))
-        if processes is None:
-            if now < question.late:
-                return None
-            self._dismiss(question)
-            return self._cannot_tell(
-                "%s did not answer within %g s: the driver may hang" % (PROGRAM, ANSWER_WITHIN)
-            )
-        self._dismiss(question)
-        if self._tree is None:
-            return self._judge_before(processes)
+
+    def _take(self, lines: list[str], now: float) -> Verdict | None:
+        """Take an answer; raise ValueError when it makes no sense."""
+        from probes.lib.gpu.occupancy import parse_apps
+
+        if self._inquiry is not None:
+            self._inquiry.take(lines)
+            if self._inquiry.question is None:
+                return self._judge_before(self._inquiry)
+            self._next_question = now + self._inquiry.pause
+            return None
+        assert self._tree is not None  # noqa: S101 - without an inquiry the probe runs
+        processes = parse_apps(lines)
         self._next_question = now + EVERY
         return self._judge_during(processes, self._tree)
 
@@ -285,13 +281,20 @@ class Guard:
         question.abandon()
         self._question = None
 
-    def _judge_before(self, processes: list[GpuProcess]) -> Verdict | None:
-        if not processes:
+    def _judge_before(self, inquiry: Inquiry) -> Verdict | None:
+        from probes.lib.gpu.occupancy import describe
+
+        reasons = ["GPU %d: %s" % (gpu.index, reason) for gpu, reason in inquiry.busy]
+        if inquiry.strangers:
+            reasons.append(describe(inquiry.strangers))
+        self._inquiry = None
+        if not reasons:
             self.free = True
             return None
+        more = "" if len(reasons) <= _MAX_NAMED else "; and %d more" % (len(reasons) - _MAX_NAMED)
         return Verdict(
             REFUSED,
-            "a GPU is in use by %s" % describe(processes),
+            "a GPU is in use: %s%s" % ("; ".join(reasons[:_MAX_NAMED]), more),
             "wait until it is free, or stop its owner; " + _FORCE,
         )
 
@@ -306,6 +309,8 @@ class Guard:
         newcomers = [process for process in strangers if process.pid not in invisible or process.pid in hidden]
         if not newcomers:
             return None
+        from probes.lib.gpu.occupancy import describe
+
         return Verdict(
             REFUSED,
             "somebody began to use a GPU while the probe ran, which was ended to make room: %s" % describe(newcomers),
@@ -317,11 +322,6 @@ class Guard:
         return Verdict(REFUSED, "%s whether the GPUs are free: %s" % (longer, cause), "if you know that they are, " + _FORCE)
 
 
-def parse_processes(lines: list[str]) -> list[GpuProcess]:
-    """Return the processes of an answer; raise ValueError when it is none."""
-    return [GpuProcess(line) for line in lines]
-
-
 def find_on_path(program: str, path: str) -> str | None:
     """Return the first executable ``program`` on ``path``."""
     for folder in path.split(os.pathsep):
@@ -331,35 +331,16 @@ def find_on_path(program: str, path: str) -> str | None:
     return None
 
 
-def describe(processes: list[GpuProcess]) -> str:
-    """Say who they are, the first few by name."""
-    named = ", ".join(process.describe() for process in processes[:_MAX_NAMED])
-    more = len(processes) - _MAX_NAMED
-    return named + (" and %d more" % more if more > 0 else "")
-
-
-def _owner(pid: int) -> str:
-    """Return the user name of a process; its number, or "unknown", where there is no more to be had."""
-    try:
-        uid = os.stat("/proc/%d" % pid).st_uid
-    except OSError:
-        return "unknown"
-    try:
-        import pwd
-
-        return pwd.getpwuid(uid).pw_name
-    except (ImportError, KeyError):
-        return str(uid)
-
-
 def _describe_holder(content: bytes) -> str:
+    from probes.lib.gpu.occupancy import owner
+
     try:
         holder = wirejson.decode(content)
         return "probe %s, run %s, agent %s, user %s, since %d s" % (
             str(holder["probe"])[:64],
             str(holder["run_id"])[:64],
             "pid %d" % holder["pid"],
-            _owner(int(holder["pid"])),
+            owner(int(holder["pid"])) or "unknown",
             max(0, int(time()) - int(holder["since"])),
         )
     except (ValueError, KeyError, TypeError):

@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from probes.lib.gpu.occupancy import APPS_QUESTION, GPUS_QUESTION, GpuProcess
 from remote_diag.agent import guard as guard_module
-from remote_diag.agent.guard import GpuProcess, Guard
+from remote_diag.agent.guard import Guard
 from remote_diag.agent.processes import Children
 from remote_diag.agent.request import Request
 from tests.agent.conftest import wait_until
@@ -24,6 +25,10 @@ PROBE = probe_source("return Result(value=os.environ.get('CUDA_VISIBLE_DEVICES',
 ME = pwd.getpwuid(os.geteuid()).pw_name
 
 
+IDLE = ("0, GPU-a, 00000000:1B:00.0, 97887, 2, 0", "1, GPU-b, 00000000:1C:00.0, 97887, 0, [N/A]")
+"""Two free GPUs; the second has no counter of utilization."""
+
+
 class Driver:
     """The stand-in and what it answers: a shell script's text, replaced while it is in use."""
 
@@ -31,7 +36,7 @@ class Driver:
         self.folder = folder
         self.calls = folder / "calls"
         self.calls.touch()
-        self.answer("")
+        self.answer()
 
     def script(self, text: str) -> None:
         """Make the stand-in do ``text``."""
@@ -40,10 +45,11 @@ class Driver:
         new.chmod(0o755)
         new.rename(self.folder / "nvidia-smi")
 
-    def answer(self, *lines: str) -> None:
-        """Make the stand-in print ``lines``."""
-        content = "".join(line + "\n" for line in lines)
-        self.script(f"cat <<'END'\n{content}END")
+    def answer(self, *processes: str, gpus: tuple[str, ...] = IDLE) -> None:
+        """Make the stand-in list GPUs, and ``pid, name, memory`` of who computes on the first of them."""
+        apps = "".join(f"GPU-a, {line}\n" for line in processes)
+        rows = "".join(line + "\n" for line in gpus)
+        self.script(f"case $1 in\n--query-gpu=*) cat <<'END'\n{rows}END\n;;\n*) cat <<'END'\n{apps}END\n;;\nesac")
 
     def times_asked(self) -> int:
         """Return how often it was started."""
@@ -81,7 +87,8 @@ def test_free_gpus_are_used_and_seen(host: Path, gpus: Driver) -> None:
     answer = run_active(host, gpus, env={"PATH": str(gpus.folder) + ":/usr/bin:/bin", "CUDA_VISIBLE_DEVICES": "3"})
     assert answer.outcome == "ok"
     assert answer.result == {"value": "3"}
-    assert gpus.calls.read_text() == "--query-compute-apps=pid,process_name,used_memory --format=csv,noheader\n"
+    asked = [" ".join(question) for question in (GPUS_QUESTION, APPS_QUESTION, GPUS_QUESTION)]
+    assert gpus.calls.read_text().splitlines() == asked
 
 
 def test_passive_probes_ask_nobody(host: Path, gpus: Driver, stranger: int) -> None:
@@ -102,6 +109,32 @@ def test_a_busy_gpu_is_refused_with_its_owner(host: Path, gpus: Driver, stranger
     assert answer.of("started") == []
 
 
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ("0, GPU-a, 00000000:1B:00.0, 97887, 5000, 0", "GPU 0: 5000 MiB are held by a process that is not shown here"),
+        ("0, GPU-a, 00000000:1B:00.0, 97887, 10, 100", "GPU 0: it is at work (utilization 100 %, 100 %"),
+        ("0, GPU-a, 00000000:1B:00.0, [N/A], [N/A], 0", "GPU 0: nobody can tell how much of its memory is used"),
+    ],
+)
+def test_a_gpu_without_a_process_in_sight_may_be_busy_all_the_same(host: Path, gpus: Driver, row: str, words: str) -> None:
+    gpus.answer(gpus=(row,))
+    answer = run_active(host, gpus)
+    assert answer.outcome == "refused"
+    assert words in answer.end["message"]
+
+
+def test_a_card_that_only_wakes_up_is_free(host: Path, gpus: Driver) -> None:
+    gpus.script(f"""
+        case $1 in --query-gpu=*)
+            if [ $(grep -c query-gpu {gpus.calls}) -le 2 ]; then load=99; else load=0; fi
+            echo "0, GPU-a, 00000000:1B:00.0, 97887, 0, $load"
+        esac
+    """)
+    assert run_active(host, gpus).outcome == "ok"
+    assert gpus.times_asked() == 5
+
+
 def test_force_runs_all_the_same(host: Path, gpus: Driver, stranger: int) -> None:
     gpus.answer(f"{stranger}, python, 100 MiB")
     assert run_active(host, gpus, force=True).outcome == "ok"
@@ -113,7 +146,11 @@ def test_force_runs_all_the_same(host: Path, gpus: Driver, stranger: int) -> Non
     [
         ("echo 'Failed to initialize NVML: Driver/library version mismatch'; exit 18", "version mismatch"),
         ("echo 'No devices were found'", "No devices were found"),
-        ("echo 'pid, process_name, used_memory'", "makes no sense"),
+        ("echo 'index, uuid, pci.bus_id, memory.total, memory.used, utilization.gpu'", "makes no sense"),
+        ("echo '0, GPU-a, 00000000:1B:00.0, 97887, [Unknown Error], 0'", "[Unknown Error]"),
+        ("echo '0, GPU-a, 00000000:1B:00.0, 97887, 0, [GPU requires reset]'", "[GPU requires reset]"),
+        ("true", "it lists no GPU"),
+        ("case $1 in --query-gpu=*) echo '0, GPU-a, x, 97887, 0, 0';; *) echo 'pid, process_name';; esac", "not a process"),
         ("head -c 3000000 /dev/zero", "makes no sense"),
         ("kill -9 $$", "without a word"),
     ],

@@ -36,7 +36,7 @@ def program(folder: Path, name: str, text: str) -> None:
 
 def gpus(host: JobHost, tmp_path: Path, *, count: int = 4, busy: str = "", extra: str = "") -> None:
     """Give the host an nvidia-smi that knows ``count`` GPUs and the processes ``busy``."""
-    rows = "".join(f"{index}, GPU-{index}\\n" for index in range(count))
+    rows = "".join(f"{index}, GPU-{index}, 00000000:0{index}:00.0, 97887, 0, 0\\n" for index in range(count))
     program(
         tmp_path / "bin",
         "nvidia-smi",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from time import monotonic
 
-from ..guard import PROGRAM, Question, describe, find_on_path, parse_processes
+from ..guard import PROGRAM, Question, find_on_path
 from ..operations import Failure
 from ..processes import Children
 from ..protocol import ENVIRONMENT, REFUSED
@@ -20,8 +20,6 @@ DEFAULT_DISK = 1 << 30
 DEFAULT_SHM = 1 << 30
 """Needed by a job with GPUs unless it says otherwise; docker gives 64 MiB, of which NCCL and data loaders die."""
 _FORCE = "--force launches it all the same"
-_GPUS = ("--query-gpu=index,uuid", "--format=csv,noheader")
-_APPS = ("--query-compute-apps=gpu_uuid,pid,process_name,used_memory", "--format=csv,noheader")
 
 
 def check_room(folder: str, needed: int | None, shm: int | None, *, has_gpus: bool) -> list[str]:
@@ -127,17 +125,22 @@ class GpuChoice:
 
     def _look(self) -> tuple[list[int], dict[int, str]]:
         """Return (indexes, who uses which of them); raise ValueError when nvidia-smi does not say."""
-        by_uuid: dict[str, int] = {}
-        for line in self._ask(_GPUS):
-            number, _, uuid = line.partition(",")
-            by_uuid[uuid.strip()] = int(number)
+        from probes.lib.gpu.occupancy import Inquiry, describe
+
+        inquiry = Inquiry()
+        while inquiry.question is not None:
+            self._wait(inquiry.pause)
+            inquiry.take(self._ask(inquiry.question))
+        if inquiry.strangers:
+            raise ValueError("%s is on a GPU that is not listed" % describe(inquiry.strangers))
         busy = self._promised()
-        for line in self._ask(_APPS):
-            uuid, _, rest = line.partition(",")
-            if uuid.strip() not in by_uuid:
-                continue
-            busy[by_uuid[uuid.strip()]] = describe(parse_processes([rest]))
-        return sorted(by_uuid.values()), busy
+        busy.update({gpu.index: reason for gpu, reason in inquiry.busy})
+        return sorted(gpu.index for gpu in inquiry.gpus), busy
+
+    def _wait(self, seconds: float) -> None:
+        until = monotonic() + seconds
+        while monotonic() < until:
+            self._peer.next(max(0.0, until - monotonic()))
 
     def _promised(self) -> dict[int, str]:
         promised: dict[int, str] = {}
