@@ -21,13 +21,13 @@ FACTORS: dict[str, str] = {
     "all_reduce": TWICE_ALL_BUT_ONE,
     "all_gather": ALL_BUT_ONE,
     "reduce_scatter": ALL_BUT_ONE,
-    "all_to_all": ALL_BUT_ONE,
-    "all_to_all_v": ALL_BUT_ONE,
+    "alltoall": ALL_BUT_ONE,
+    "alltoallv": ALL_BUT_ONE,
     "gather": ALL_BUT_ONE,
     "scatter": ALL_BUT_ONE,
     "broadcast": ONE,
     "reduce": ONE,
-    "send_recv": ONE,
+    "sendrecv": ONE,
     "hypercube": ONE,
 }
 """Each collective that is known, and the rule of its bus bandwidth (n = ranks)."""
@@ -37,11 +37,11 @@ _ENDINGS = ("_perf_mpi", "_perf")
 
 
 def canonical(name: str) -> str | None:
-    """The collective that a name means, or None for a name that means none.
+    """Return the collective that a name means, or None for a name that means none.
 
     Args:
         name: As programs spell it: `all_reduce`, `AllReduce`, `all_reduce_perf`,
-            `/opt/build/alltoall_perf_mpi`, `sendrecv`...
+            `/opt/build/alltoall_perf_mpi`, `all_to_all`...
 
     Returns:
         A key of `FACTORS`.
