@@ -31,6 +31,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "logs": ("logs", "Mirror and follow the logs of a job."),
     "loss-check": ("loss_check", "Say what the loss and accuracy of a training mean."),
     "metrics": ("metrics", "Show loss, accuracy and learning rate of a job, and alerts."),
+    "nccl": ("nccl", "Measure collectives over all GPUs: contents, latency, bandwidth, verdict."),
     "new-probe": ("new_probe", "Write a small working probe, and its test."),
     "probes": ("probes", "List the probes, or describe one."),
     "replay": ("replay", "Run a drafter over hidden states: which conventions does it follow?"),

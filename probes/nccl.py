@@ -1,0 +1,300 @@
+"""Measure collectives over all GPUs of a host: correctness first, then latency, then bandwidth.
+
+torch.distributed with one process a GPU. Each size is checked with exact sums before it is timed; the latency of single
+calls (the slowest rank of each call) is kept apart from the bandwidth of a burst, and the peak is judged against a
+published figure or the link's physics, whose conditions and source are told. A rank that dies, freezes or never returns
+ends the run within its bounds, with what was measured until then; a control arm without P2P follows. Refuses to start
+while a GPU is busy. `nccl --parse` and `nccl --binary` give the same result. Apart from this text, its effects and its
+backend this file and collectives_cpu are the same.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from remote_diag.probe import Context
+
+EFFECTS = ("runs-commands", "cuda", "collectives")
+
+BACKEND: Literal["nccl", "gloo"] = "nccl"
+
+_SIZES = re.compile(r"\d+[KMG]?(?::\d+[KMG]?(?::\d+)?|(?:,\d+[KMG]?)*)", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Params:
+    """What to measure."""
+
+    __pydantic_config__ = {"extra": "forbid", "allow_inf_nan": False, "use_attribute_docstrings": True}
+
+    collective: Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "send_recv"] = "all_reduce"
+    """Which one."""
+    sizes: str = "8:4G"
+    """Bytes, the larger of what a rank sends and receives: ``FROM:TO``, each 4 times the last, ``FROM:TO:FACTOR``, or a list ``32K,1M``."""
+    dtype: Literal["bf16", "fp16", "fp32", "fp64", "int32", "int64", "uint8"] = "bf16"
+    """Type of the elements."""
+    ranks: int | None = None
+    """Processes, 1 to 64; with nccl at most one a GPU. Without it: one a GPU, or two on the CPU."""
+    graph: bool = False
+    """Whether latency is that of calls replayed from a CUDA graph, without the cost of launching them."""
+    check: bool = True
+    """Whether contents are checked, before each size is timed."""
+    iterations: int | None = None
+    """Calls that latency is taken from, 5 to 10000. Without it: 200 up to 1 MiB, 50 on the CPU, fewer where a call takes long."""
+    step_timeout_s: float = 60.0
+    """Seconds that one size may take to be checked, or timed, before its ranks count as hanging."""
+    start_timeout_s: float = 180.0
+    """Seconds until all ranks have imported torch and found each other."""
+    port: int | None = None
+    """Port of the loopback at which ranks meet; without it a free one is chosen."""
+    control: bool = True
+    """Whether a run that fails is followed by one without P2P (NCCL_P2P_DISABLE=1)."""
+
+    def __post_init__(self) -> None:
+        """Check what can be checked without the host."""
+        if not _SIZES.fullmatch(self.sizes):
+            raise ValueError("sizes must be FROM:TO, FROM:TO:FACTOR or a list of sizes such as 32K,1M; suffixes are K, M and G")
+        if self.ranks is not None and not 1 <= self.ranks <= 64:
+            raise ValueError("ranks must be 1 to 64")
+        if self.iterations is not None and not 5 <= self.iterations <= 10_000:
+            raise ValueError("iterations must be 5 to 10000")
+        if not (1 <= self.step_timeout_s <= 3600 and 1 <= self.start_timeout_s <= 3600):
+            raise ValueError("timeouts must be 1 to 3600 seconds")
+        if self.port is not None and not 1 <= self.port <= 65_535:
+            raise ValueError("port must be 1 to 65535")
+        if self.graph and BACKEND == "gloo":
+            raise ValueError("only CUDA has graphs: graph needs the probe nccl")
+
+
+@dataclass(frozen=True)
+class Latency:
+    """How long single calls took, each as long as its slowest rank."""
+
+    __pydantic_config__ = {"extra": "forbid", "allow_inf_nan": False, "use_attribute_docstrings": True}
+
+    iterations: int
+    """Calls."""
+    min_us: float
+    """Shortest, microseconds."""
+    p50_us: float
+    """Median, microseconds, nearest rank."""
+    p99_us: float
+    """99 of 100 took no longer, microseconds, nearest rank."""
+    max_us: float
+    """Longest, microseconds."""
+    slowest_rank: int | None
+    """The rank that was last most often; null where that is not known."""
+    slowest_share: float | None
+    """Share of calls in which it was last, 0 to 1."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One size, in one placement."""
+
+    __pydantic_config__ = {"extra": "forbid", "allow_inf_nan": False, "use_attribute_docstrings": True}
+
+    collective: str
+    """Which collective this row is of: that of the result, or one of several in a file."""
+    size_bytes: int
+    """Bytes, the larger of what a rank sends and receives."""
+    count: int | None
+    """Elements, as nccl-tests counts them; null where not told."""
+    dtype: str | None
+    """Type of the elements; null where not told."""
+    redop: str | None
+    """Reduction, such as sum; null for collectives that do not reduce."""
+    root: int | None
+    """Rank that sends or receives; null for collectives without one."""
+    in_place: bool
+    """Whether input and output were the same memory."""
+    time_us: float | None
+    """Microseconds a call in a burst of calls, of the slowest rank; null when it was not timed."""
+    algbw_gbs: float | None
+    """size_bytes / time_us, GB/s of 1e9 bytes, computed here."""
+    busbw_gbs: float | None
+    """algbw_gbs times the factor of the collective, GB/s: comparable with the link; 0 for a single rank."""
+    wrong: int | None
+    """Elements with a wrong value, over all ranks; null when they were not checked."""
+    reported_algbw_gbs: float | None
+    """What the file says, GB/s; null for rows that were measured here."""
+    reported_busbw_gbs: float | None
+    """What the file says, GB/s; null for rows that were measured here."""
+    iterations: int | None
+    """Calls in the burst; null where not told."""
+    spread_pct: float | None
+    """(longest - shortest) / median of repeated bursts, per cent; null when there was one."""
+    latency: Latency | None
+    """Single calls; null when only a burst was timed."""
+
+
+@dataclass(frozen=True)
+class Device:
+    """What one rank ran on."""
+
+    __pydantic_config__ = {"extra": "forbid", "allow_inf_nan": False, "use_attribute_docstrings": True}
+
+    rank: int
+    """Number of the process in the group."""
+    name: str
+    """Name of the GPU, or cpu."""
+    bus_id: str | None
+    """Such as 0000:1b:00.0; null on the CPU or where not told."""
+    uuid: str | None
+    """GPU-...; null on the CPU or where not told."""
+
+
+@dataclass(frozen=True)
+class Load:
+    """State of one GPU while ranks were busy with the largest size."""
+
+    __pydantic_config__ = {"extra": "forbid", "allow_inf_nan": False, "use_attribute_docstrings": True}
+
+    bus_id: str
+    """Such as 0000:1b:00.0."""
+    pcie_gen: int | None
+    """Generation of the link under load; null where the driver does not say."""
+    pcie_gen_max: int | None
+    """Highest generation of this GPU in this slot."""
+    pcie_width: int | None
+    """Lanes under load."""
+    pcie_width_max: int | None
+    """Most lanes of this GPU in this slot."""
+    clock_sm_mhz: float | None
+    """SM clock under load, MHz."""
+    power_w: float | None
+    """Power under load, W."""
+    temperature_c: float | None
+    """Temperature under load, degrees Celsius."""
+    throttle: tuple[str, ...]
+    """Reasons that held clocks down under load; idleness and application clocks are none."""
+    missing: dict[str, str]
+    """Field -> what the driver said in place of a value."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What ended the run before it was complete."""
+
+    __pydantic_config__ = {"extra": "forbid", "allow_inf_nan": False, "use_attribute_docstrings": True}
+
+    kind: Literal["killed", "exited", "frozen", "hang", "error", "port-taken", "not-started", "deadline", "truncated"]
+    """killed: by a signal; frozen: stopped, or without a sign of life; hang: alive, and in a call that never returns."""
+    rank: int | None
+    """Which rank; null when it is not one rank's."""
+    phase: str
+    """start, import, meet, prepare, check, warm-up, latency, burst."""
+    size_bytes: int | None
+    """Size at which it happened; null before the first."""
+    text: str
+    """What is known, in words."""
+
+
+@dataclass(frozen=True)
+class Control:
+    """The same once more without P2P, after a failure."""
+
+    __pydantic_config__ = {"extra": "forbid", "allow_inf_nan": False, "use_attribute_docstrings": True}
+
+    settings: dict[str, str]
+    """Environment variables that it differed in."""
+    outcome: Literal["healthy", "wrong", "hang", "failed"]
+    """healthy: correct data, in time."""
+    text: str
+    """What that says about the first run."""
+
+
+@dataclass(frozen=True)
+class Expectation:
+    """What the peak was held against."""
+
+    __pydantic_config__ = {"extra": "forbid", "allow_inf_nan": False, "use_attribute_docstrings": True}
+
+    busbw_gbs: float
+    """Expected bus bandwidth, GB/s."""
+    ratio: float
+    """Peak / expected."""
+    kind: str
+    """published, measured, baseline, physics..."""
+    source: str
+    """Where the figure is from."""
+    conditions: str
+    """What it holds for: GPU, number of GPUs, size, algorithm."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """All rows, and what they say."""
+
+    __pydantic_config__ = {"extra": "forbid", "allow_inf_nan": False, "use_attribute_docstrings": True}
+
+    source: Literal["measured", "binary", "file"]
+    """Whether rows were measured by rdiag, by a program of nccl-tests that it ran, or read from a file."""
+    backend: str
+    """nccl or gloo."""
+    collective: str
+    """Which one; of a file with several the first, each row tells its own."""
+    ranks: int | None
+    """Processes over all hosts; null where a file does not say."""
+    complete: bool
+    """Whether every size was measured, or the file has its footer."""
+    correctness: Literal["ok", "wrong", "not_checked"]
+    """Whether contents arrived: wrong as soon as one element is; ok only if every row was checked."""
+    damaged_rows: int
+    """Rows of a file that could not be read."""
+    rows: tuple[Row, ...]
+    """In the order in which they were measured."""
+    peak_busbw_gbs: float | None
+    """Best bus bandwidth among sizes that are large enough to tell, GB/s; null without such a size."""
+    peak_size_bytes: int | None
+    """Its size."""
+    expectation: Expectation | None
+    """What the peak was held against; null when nothing fits."""
+    devices: tuple[Device, ...]
+    """What each rank ran on, by rank."""
+    load: tuple[Load, ...]
+    """Each GPU under load; empty without GPUs, or when there was no time to look."""
+    failure: Failure | None
+    """Why the run is not complete; null when it is."""
+    control: Control | None
+    """The same without P2P, after a failure; null when it was not run."""
+    library_version: str | None
+    """Version of NCCL that ran; null on the CPU or where not told."""
+    torch_version: str | None
+    """Version of torch; null for files and programs."""
+    settings: dict[str, str]
+    """NCCL_ variables that were set, and CUDA_VISIBLE_DEVICES."""
+    notes: tuple[str, ...]
+    """What else is to be known about the numbers."""
+
+
+def run(params: Params, context: Context) -> Result:
+    """Measure, and put the numbers into the result."""
+    from probes.lib.comm import collectives
+
+    report = collectives.measure(context, BACKEND, **vars(params))
+    return build_result(report)
+
+
+def build_result(report: dict[str, Any]) -> Result:
+    """Return the result whose fields are those of ``report``, nested objects as dicts."""
+    expectation, failure, control = report["expectation"], report["failure"], report["control"]
+    return Result(
+        **{
+            **report,
+            "rows": tuple(_row(row) for row in report["rows"]),
+            "expectation": None if expectation is None else Expectation(**expectation),
+            "devices": tuple(Device(**device) for device in report["devices"]),
+            "load": tuple(Load(**load) for load in report["load"]),
+            "failure": None if failure is None else Failure(**failure),
+            "control": None if control is None else Control(**control),
+        }
+    )
+
+
+def _row(row: dict[str, Any]) -> Row:
+    latency = row["latency"]
+    return Row(**{**row, "latency": None if latency is None else Latency(**latency)})
