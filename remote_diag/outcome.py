@@ -59,6 +59,8 @@ class Outcome(Generic[ResultT]):
     rerun: str | None = None
     """What to type on the host to run it again from there, when it was kept."""
     notes: tuple[str, ...] = ()
+    baseline: dict[str, Any] | None = None
+    """How the result differs from the host's baseline, or where that was saved; None when there is none."""
 
     @property
     def result(self) -> ResultT:
@@ -88,6 +90,8 @@ class Outcome(Generic[ResultT]):
         }
         if self.message:
             plain["message"] = self.message
+        if self.baseline is not None:
+            plain["baseline"] = self.baseline
         if self.kept:
             plain["kept"] = {"run_dir": self.kept, "rerun": self.rerun}
         if self.notes:

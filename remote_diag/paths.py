@@ -87,6 +87,13 @@ def state_dir() -> Path:
     return Path(platformdirs.user_state_dir("rdiag"))
 
 
+def baselines() -> Path:
+    """Return the folder of what hosts said when they were well."""
+    import platformdirs
+
+    return Path(platformdirs.user_data_dir("rdiag")) / "baselines"
+
+
 def crash_reports() -> Path:
     """Return the folder where tracebacks of internal errors are kept."""
     return state_dir() / "crashes"

@@ -90,6 +90,20 @@ dry_run_option = click.option(
     callback=_store("dry_run"),
     help="Contact nothing; print the exact command, files and hashes.",
 )
+save_baseline_option = click.option(
+    "--save-baseline",
+    is_flag=True,
+    expose_value=False,
+    callback=_store("save_baseline"),
+    help="Keep the result as what is normal on this host; later runs say what changed.",
+)
+parse_option = click.option(
+    "--parse",
+    "parsed",
+    type=click.Path(path_type=Path, dir_okay=False, allow_dash=True),
+    metavar="FILE",
+    help="Judge saved output instead of asking a host; - reads it from stdin.",
+)
 verbose_option = click.option(
     "-v", "--verbose", count=True, expose_value=False, callback=_store("verbose"), help="Show what the probe prints."
 )

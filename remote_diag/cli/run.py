@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -16,12 +17,14 @@ from .settings import Settings
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from ..baselines import Watch
     from ..host import Host
     from ..outcome import Outcome
     from ..probe import Probe
     from ..session import Session
 
 ParamsBuilder = Callable[["Probe[Any, Any]"], Any]
+ForHost = Callable[[Any, "Host"], Any]
 View = Callable[["Outcome[Any]"], "RenderableType"]
 
 
@@ -71,7 +74,14 @@ def command(settings: Settings, probe: str, sets: tuple[str, ...], params_file: 
 
 
 def execute(
-    settings: Settings, probe: str, build: ParamsBuilder, *, view: View | None = None, then: Then | None = None
+    settings: Settings,
+    probe: str,
+    build: ParamsBuilder,
+    *,
+    view: View | None = None,
+    then: Then | None = None,
+    for_host: ForHost | None = None,
+    watched: Sequence[Watch] | None = None,
 ) -> int:
     """Run ``probe`` on the hosts of ``settings``, print what came of it, and return the exit code.
 
@@ -81,37 +91,77 @@ def execute(
         build: gets the loaded probe and returns its ``Params``.
         view: renders the Outcome for people; the generic table by default.
         then: is called with every Outcome that has an answer.
+        for_host: gets the ``Params`` and a host, and returns what that host is sent.
+        watched: what is compared with the host's baseline, for commands that have ``--save-baseline``.
     """
     from ..inventory import load
 
     hosts = load(settings.inventory).expand(settings.hosts or ("local",))
+    task = _Task(settings, probe, build, view, then, for_host, watched)
     if settings.dry_run:
-        return _dry_run(settings, hosts, probe, build)
-    if len(hosts) == 1:
-        return _run_on_one(settings, hosts[0], probe, build, view, then)
-    return _run_on_several(settings, hosts, probe, build, view, then)
+        return _dry_run(task, hosts)
+    return _run_on_one(task, hosts[0]) if len(hosts) == 1 else _run_on_several(task, hosts)
 
 
-def _run_on_one(  # noqa: PLR0917
-    settings: Settings, host: Host, name: str, build: ParamsBuilder, view: View | None, then: Then | None
-) -> int:
+@dataclass(frozen=True)
+class _Task:
+    """What :func:`execute` was asked for."""
+
+    settings: Settings
+    name: str
+    build: ParamsBuilder
+    view: View | None
+    then: Then | None
+    for_host: ForHost | None
+    watched: Sequence[Watch] | None
+
+    def load(self) -> Probe[Any, Any]:
+        """Return the probe; a note says when it stands in the place of another."""
+        from ..discovery import locate
+        from ..probe import load
+        from .output import warn
+
+        found = locate(self.name, self.settings.probe_paths)
+        if found.shadows is not None:
+            warn(f"{found.name} is {found.path}, in place of {found.shadows}")
+        return load(found.path)
+
+    def params(self, params: Any, host: Host) -> Any:
+        """Return what ``host`` is sent."""
+        return params if self.for_host is None else self.for_host(params, host)
+
+    def run(self, session: Session, probe: Probe[Any, Any], params: Any) -> Outcome[Any]:
+        """Run the probe on one host, and hold the answer against the host's baseline."""
+        settings = self.settings
+        outcome = session.run(
+            probe, self.params(params, session.host), timeout=settings.timeout, keep=settings.keep, force=settings.force
+        )
+        if self.watched is None:
+            return outcome
+        from ..baselines import apply
+
+        return apply(outcome, self.watched, save_now=settings.save_baseline)
+
+
+def _run_on_one(task: _Task, host: Host) -> int:
     from ..session import Session
     from .output import Reporter, print_json, print_outcome
 
+    settings, view = task.settings, task.view
     with Reporter(settings) as reporter:
         session = Session(host, on_event=reporter.tell)
         try:
             # The network works while this process still imports what only the probe needs.
             session.prepare()
-            loaded = _load(settings, name)
-            params = build(loaded)
+            loaded = task.load()
+            params = task.build(loaded)
             if not settings.json:
                 from ..views import outcome as _  # noqa: F401 - rich loads while the network is waited for
-            outcome = _run(session, settings, loaded, params)
+            outcome = task.run(session, loaded, params)
         finally:
             session.close()
-    if then is not None and outcome.answer is not None:
-        then(outcome, alone=True)
+    if task.then is not None and outcome.answer is not None:
+        task.then(outcome, alone=True)
     if settings.json:
         print_json(outcome.as_dict())
     else:
@@ -119,30 +169,29 @@ def _run_on_one(  # noqa: PLR0917
     return int(outcome.exit_code)
 
 
-def _run_on_several(  # noqa: PLR0917
-    settings: Settings, hosts: list[Host], name: str, build: ParamsBuilder, view: View | None, then: Then | None
-) -> int:
+def _run_on_several(task: _Task, hosts: list[Host]) -> int:
     from .. import fleet
     from ..outcome import SCHEMA_VERSION
     from ..session import Session
     from .output import Reporter, print_error, print_json, print_outcome
 
-    loaded = _load(settings, name)
-    params = build(loaded)
+    settings, view = task.settings, task.view
+    loaded = task.load()
+    params = task.build(loaded)
     answers: dict[str, fleet.Answer] = {}
     with Reporter(settings, hosts=len(hosts)) as reporter:
 
         def run(host: Host) -> Outcome[Any]:
             with Session(host, on_event=reporter.teller(host.name)) as session:
-                return _run(session, settings, loaded, params)
+                return task.run(session, loaded, params)
 
         for host, answer in fleet.run_on_all(hosts, run):
             answers[host.name] = answer
             reporter.arrived(host.name)
     ordered = [(host, answers[host.name]) for host in hosts]
     for _, answer in ordered:
-        if then is not None and not isinstance(answer, Exception) and answer.answer is not None:
-            then(answer, alone=False)
+        if task.then is not None and not isinstance(answer, Exception) and answer.answer is not None:
+            task.then(answer, alone=False)
     if settings.json:
         print_json(
             {
@@ -160,37 +209,22 @@ def _run_on_several(  # noqa: PLR0917
     return int(fleet.exit_code([answer for _, answer in ordered]))
 
 
-def _run(session: Session, settings: Settings, probe: Probe[Any, Any], params: Any) -> Outcome[Any]:
-    return session.run(probe, params, timeout=settings.timeout, keep=settings.keep, force=settings.force)
-
-
-def _load(settings: Settings, name: str) -> Probe[Any, Any]:
-    from ..discovery import locate
-    from ..probe import load
-    from .output import warn
-
-    found = locate(name, settings.probe_paths)
-    if found.shadows is not None:
-        warn(f"{found.name} is {found.path}, in place of {found.shadows}")
-    return load(found.path)
-
-
-def _dry_run(settings: Settings, hosts: list[Host], name: str, build: ParamsBuilder) -> int:
+def _dry_run(task: _Task, hosts: list[Host]) -> int:
     from ..conversation import build_request
     from ..outcome import SCHEMA_VERSION
     from ..redaction import shown_environment
     from ..session import Session, new_run_id
     from .output import print_json, print_plan
 
-    loaded = _load(settings, name)
-    params = build(loaded)
+    settings, loaded = task.settings, task.load()
+    params = task.build(loaded)
     plans: list[dict[str, Any]] = []
     for host in hosts:
         session = Session(host)
         request = build_request(
             host=host,
             probe=loaded,
-            params=params,
+            params=task.params(params, host),
             run_id=new_run_id(),
             timeout=settings.timeout or host.timeout,
             keep=settings.keep,

@@ -20,3 +20,4 @@ class Settings:
     keep: bool = False
     force: bool = False
     dry_run: bool = False
+    save_baseline: bool = False
