@@ -15,16 +15,13 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 
+from .thresholds import standard
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Iterable, Sequence
 
 PROGRAM = "nvidia-smi"
-MEMORY_SHARE = 0.02
-"""Of its memory that a free GPU may hold."""
-MEMORY_BEYOND_RESERVED_MIB = 64.0
-"""And at least so much. Since 510 used memory does not contain what the driver reserves for itself."""
-IDLE_BELOW_PCT = 5.0
 SAMPLES = 2
 """Idle samples in a row."""
 MAX_SAMPLES = 4
@@ -146,8 +143,12 @@ class GpuUse:
 
 
 def memory_limit(total_mib: float) -> float:
-    """Return how much a free GPU may hold, MiB; used memory counts from what the driver reserves."""
-    return max(MEMORY_SHARE * total_mib, MEMORY_BEYOND_RESERVED_MIB)
+    """Return how much a free GPU may hold, MiB, beyond what the driver reserves for itself.
+
+    Since 510 used memory does not contain that reserve; drivers before it do not tell it apart.
+    """
+    share, floor = standard()["occupancy.memory_share"], standard()["occupancy.memory_floor_mib"]
+    return max(share.value * total_mib, floor.value)
 
 
 def idle(samples: Sequence[float | None]) -> bool | None:
@@ -155,7 +156,8 @@ def idle(samples: Sequence[float | None]) -> bool | None:
     last = samples[-SAMPLES:]
     if len(last) < SAMPLES:
         return None
-    return all(sample is None or sample < IDLE_BELOW_PCT for sample in last)
+    below = standard()["occupancy.idle_below_pct"].value
+    return all(sample is None or sample < below for sample in last)
 
 
 class Inquiry:
