@@ -214,10 +214,11 @@ def _check(params: Params, context: Context, drafter: Drafter, target: Target | 
     context.progress(1, 4, unit="steps", label="layers")
     check_config.check_config(report, drafter)
     check_weights.check_layers(report, drafter, hidden)
+    check_weights.check_body(report, drafter)
     blocks = check_weights.check_fc(report, drafter, width)
     check_weights.check_norms(report, drafter)
     check_weights.check_embedding(report, drafter, vocab)
-    convention = check_config.check_aux_layers(report, config, blocks, layers)
+    convention = check_config.check_aux_layers(report, config, blocks, layers, _kind(target))
     context.progress(2, 4, unit="steps", label="head")
     rows = check_weights.check_head(report, drafter, side)
     context.progress(3, 4, unit="steps", label="target" if target else "files around it")
@@ -254,12 +255,12 @@ def _check(params: Params, context: Context, drafter: Drafter, target: Target | 
 
 def _side(params: Params, drafter: Drafter, target: Target | None, meter: Meter) -> Side | None:
     """Return the drafter's mapping; None where it has none because it needs none, or nothing tells how large it is."""
-    from probes.lib.files import Unreadable
+    from probes.lib.files import Absent
     from probes.lib.sides import read_side, understand
 
     try:
         side = read_side("the drafter", params.drafter)
-    except Unreadable:
+    except Absent:
         return None
     meter.bytes += side.meter.bytes
     understand(side, _vocab(target), None if params.encoding == "auto" else params.encoding)
@@ -300,6 +301,7 @@ def _check_mapping(report: Report, drafter: Drafter, side: Side | None, producer
             "The mapping is only in %s, which servers do not read: they take row i for token i" % side.stored.beside,
             action="export the checkpoint with a release that writes d2t and t2d into the weights",
         )
+    _check_form(report, side)
     if side.ids is not None and producer in ASCENDING and not is_ascending(side.ids):
         report.fail(
             "rows-not-ascending-here",
@@ -311,6 +313,25 @@ def _check_mapping(report: Report, drafter: Drafter, side: Side | None, producer
             "mapping-valid",
             "d2t gives each of its rows a token of its own" + (", and t2d marks just these" if side.t2d else ""),
             value=len(side.ids), unit="rows", evidence=(side.reason,),
+        )  # fmt: skip
+
+
+def _check_form(report: Report, side: Side) -> None:
+    """Check that d2t and t2d are stored as the programs take them that read them."""
+    if side.encoding == "absolute" and side.stored is not None and side.stored.claimed is None:
+        report.fail(
+            "d2t-absolute",
+            "d2t holds token ids; servers and trainers take it for offsets, and add the number of the row to each",
+            value=side.encoding, threshold="offset", threshold_source="how servers and trainers read a tensor named d2t",
+            evidence=(side.reason,),
+            action="write offsets into d2t, as int64: the token id of each row less the number of the row",
+        )  # fmt: skip
+    if side.t2d is not None and side.t2d.kind == "index-map":
+        report.degraded(
+            "t2d-rows",
+            "t2d holds the row of each token; trainers take it for a mask, in which every number but 0 is true",
+            threshold="a mask", threshold_source="how trainers read a tensor named t2d",
+            action="write t2d anew as truth values: true for every token that has a draft row",
         )  # fmt: skip
 
 
@@ -385,6 +406,11 @@ def _near(report: Report, params: Params, drafter: Drafter, side: Side | None, m
 
 def _vocab(target: Target | None) -> int | None:
     return target.vocab_size if target else None
+
+
+def _kind(target: Target | None) -> str:
+    value = target.config.layer.get("model_type") if target and target.config else None
+    return value if isinstance(value, str) else ""
 
 
 def _hidden(drafter: Drafter) -> int | None:

@@ -170,6 +170,11 @@ def _run(params: Params, context: Context, meter: Meter) -> Result:
         context.progress(0, None, unit="rows", label="comparing heads")
         report = examine(head, theirs, guesses, params.seed)
         report_head(context, head, report, side, subject=drafter.path)
+        if side is not None and side.t2d_problem is not None:
+            context.finding(
+                "unknown", "t2d-unusable", "In which order t2d puts the target's rows cannot be told: %s" % side.t2d_problem,
+                subject=drafter.path, action="write t2d anew from d2t: true for every token that has a draft row",
+            )  # fmt: skip
         loss_head = _loss_head(context, drafter, theirs, side, params.seed)
         previous = None
         if params.previous is not None:
@@ -193,12 +198,12 @@ def _run(params: Params, context: Context, meter: Meter) -> Result:
 
 def own_side(path: str, target_rows: int, meter: Meter) -> Side | None:
     """Return the drafter's own mapping, None where it has none."""
-    from probes.lib.files import Unreadable
+    from probes.lib.files import Absent
     from probes.lib.sides import read_side, understand
 
     try:
         side = read_side("the drafter", path)
-    except Unreadable:
+    except Absent:
         return None
     meter.bytes += side.meter.bytes
     understand(side, target_rows, None)

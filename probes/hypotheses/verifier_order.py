@@ -78,7 +78,7 @@ def run(params: Params, context: Context) -> Result:
 
 def _decide(params: Params, meter: Meter) -> Answer:
     from probes.lib.drafter import open_drafter
-    from probes.lib.files import Unreadable
+    from probes.lib.files import Absent
     from probes.lib.hypothesis import needs, read_mapping, trained_ids, undecided
 
     path = params.drafter_after or params.drafter_before
@@ -92,7 +92,7 @@ def _decide(params: Params, meter: Meter) -> Answer:
         with open_drafter(path, meter) as drafter:
             if drafter.has("verifier_lm_head"):
                 return _stored(params, drafter, wanted, meter)
-    except Unreadable:
+    except Absent:
         if params.mapping is None:
             raise
     answer = _by_construction(params, side)

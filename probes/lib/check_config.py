@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .config import AUX_IDS
 from .files import shown
 from .strict_json import count
 
@@ -12,7 +13,10 @@ if TYPE_CHECKING:
     from .report import Report
 
 AUX_OUTPUT, AUX_INPUT = "outputs", "inputs"
+_RAW = ("deepseek", "kimi")
+"""Kinds of targets whose ids SGLang takes for inputs of layers: all of them once, later those that do not begin with 1."""
 _SHORT_CONTEXT = 2048
+_SIZES = ("vocab_size", "draft_vocab_size", "hidden_size", "target_hidden_size", "intermediate_size", "num_hidden_layers")
 _COUNTED = {
     AUX_OUTPUT: "the output of layer i, as SpecForge, SGLang, ModelOpt, TorchSpec and NeMo count",
     AUX_INPUT: "the input of layer i, as speculators and vLLM count",
@@ -54,11 +58,28 @@ def check_config(report: Report, drafter: Drafter) -> None:
         )
         return
     part = report.part()
+    _check_types(part, config)
     _check_sizes(part, drafter, config)
     _check_flags(part, drafter, config)
     _check_context(part, config)
     if part.sound:
         report.ok("config-consistent", "config.json (%s) and the tensors say the same" % config.dialect)
+
+
+def _check_types(report: Report, config: Config) -> None:
+    """Check that what config.json says of sizes and layers can be meant: a size is a whole number."""
+    odd = [name for name in _SIZES for values in (config.values, config.layer)
+           if values.get(name) is not None and not count(values[name])]  # fmt: skip
+    if config.aux_ids[0] is None and any(values.get(AUX_IDS) is not None for values in config.aux_places):
+        odd.append(AUX_IDS)
+    for name in dict.fromkeys(odd):
+        report.degraded(
+            "config-value",
+            "config.json says something for %s that means nothing" % name,
+            threshold="a list of whole numbers" if name == AUX_IDS else "a whole number above 0",
+            threshold_source="what servers and trainers read there",
+            action="write the value that the drafter was trained with",
+        )  # fmt: skip
 
 
 def _check_sizes(report: Report, drafter: Drafter, config: Config) -> None:
@@ -134,7 +155,9 @@ def _check_context(report: Report, config: Config) -> None:
         )  # fmt: skip
 
 
-def check_aux_layers(report: Report, config: Config | None, blocks: int | None, layers: int | None) -> str | None:
+def check_aux_layers(
+    report: Report, config: Config | None, blocks: int | None, layers: int | None, kind: str = ""
+) -> str | None:
     """Check the layers of the target that feed the drafter.
 
     Args:
@@ -142,6 +165,7 @@ def check_aux_layers(report: Report, config: Config | None, blocks: int | None, 
         config: of the drafter.
         blocks: layers that fc takes; None when unknown.
         layers: of the target; None when unknown.
+        kind: ``model_type`` of the target; empty when unknown.
 
     Returns:
         By whose counting the ids are the usual ones: ``outputs`` or ``inputs``; None when that cannot be told.
@@ -167,7 +191,13 @@ def check_aux_layers(report: Report, config: Config | None, blocks: int | None, 
             "The layers %s stand at the top level of config.json; SGLang reads only those in eagle_config" % listed,
             action="write them into eagle_config as well",
         )
-    if found is not None and found != meant:
+    if found == AUX_INPUT and meant == AUX_OUTPUT and kind.startswith(_RAW):
+        report.ok(
+            "aux-ids",
+            "The layers %s are the usual ones of those who count inputs, as SGLang does for a target of the kind %s" % (listed, kind),
+            action="for other servers, make sure that they count in the same way",
+        )
+    elif found is not None and found != meant:
         direction = "one layer too shallow" if meant == AUX_INPUT else "one layer too deep"
         report.degraded(
             "aux-ids-convention",

@@ -19,6 +19,8 @@ SAMPLE = 4096
 """Rows of the embeddings that are compared."""
 _RELATED = 0.5
 """Mean cosine above which an embedding is the target's, trained on; that of two unrelated ones is near 0."""
+_SOME = 0.05
+"""Share of rows without any likeness that is no accident."""
 
 
 def check_embedding_against_target(report: Report, drafter: Drafter, target: Target) -> bool | None:
@@ -43,6 +45,11 @@ def check_embedding_against_target(report: Report, drafter: Drafter, target: Tar
         return False
     rows = np.unique(np.linspace(0, max(0, min(own.rows, theirs.rows) - 1), SAMPLE).astype(np.int64))
     mine, other = own.take_bits(rows), theirs.take_bits(rows)
+    # Rows with NaN are another finding's.
+    finite = np.isfinite(widen(mine, own.dtype)).all(axis=1)
+    if not finite.any():
+        return None
+    rows, mine, other = rows[finite], mine[finite], other[finite]
     # Bit for bit in the shorter of the two types: copies are cast when they are written.
     equal = same_rows(mine, cast(other, theirs.dtype, own.dtype)) | same_rows(cast(mine, own.dtype, theirs.dtype), other)
     if equal.all():
@@ -53,6 +60,7 @@ def check_embedding_against_target(report: Report, drafter: Drafter, target: Tar
         cosines = np.einsum("ij,ij->i", a, b) / np.sqrt(np.einsum("ij,ij->i", a, a) * np.einsum("ij,ij->i", b, b))
     cosines = cosines[np.isfinite(cosines)]
     cosine = float(cosines.mean()) if len(cosines) else 0.0
+    far = float((cosines < _RELATED).mean()) if len(cosines) else 1.0
     evidence = (
         "%d of %d sampled rows are equal; mean cosine %.3f" % (int(equal.sum()), len(rows), cosine),
         "standard deviation %.4g, the target's %.4g" % (float(a.std()), float(b.std())),
@@ -64,6 +72,14 @@ def check_embedding_against_target(report: Report, drafter: Drafter, target: Tar
             value=cosine, threshold=_RELATED, threshold_source="mean cosine of rows; copies have 1, unrelated ones 0",
             evidence=evidence,
             action="leave embed_tokens out of the checkpoint, or copy the target's into it",
+        )  # fmt: skip
+    elif far > _SOME:
+        report.fail(
+            "embedding-rows-differ",
+            "A part of the embedding's rows have nothing to do with the target's, the others do",
+            value=far, threshold=_SOME, threshold_source="share of rows whose cosine with the target's is below %.1f" % _RELATED,
+            evidence=evidence,
+            action="rows were moved or overwritten: leave embed_tokens out of the checkpoint, or copy the target's into it",
         )  # fmt: skip
     else:
         report.degraded(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .files import Damaged, Unreadable, quoted, shown
-from .floats import widen
+from .floats import STORED, are_finite, widen
 from .head_match import row_keys
 
 TYPE_CHECKING = False
@@ -93,6 +93,16 @@ def check_head(report: Report, drafter: Drafter, side: Side | None) -> Rows | No
     head = drafter.matrix("lm_head")
     rows, keys = scan_rows(head)
     part = report.part()
+    norm = drafter.entry("norm")
+    if norm is not None and len(norm.shape) == 1 and norm.shape[0] != head.columns:
+        part.fail(
+            "head-width",
+            "lm_head takes %d numbers, the norm before it gives %d" % (head.columns, norm.shape[0]),
+            value=head.columns, unit="columns", threshold=norm.shape[0], threshold_source="the drafter's final norm",
+            action="the head is another drafter's: find the one that was trained with these layers",
+        )  # fmt: skip
+    if not rows.rows:
+        part.fail("head-empty", "lm_head has no rows", value=0, unit="rows", action="export the checkpoint again")
     if rows.not_finite:
         every = rows.not_finite == rows.rows
         part.fail(
@@ -195,6 +205,37 @@ def check_layers(report: Report, drafter: Drafter, hidden: int | None) -> None:
         )
 
 
+def check_body(report: Report, drafter: Drafter) -> None:
+    """Check that the matrices of the decoder layers are finite and not zero; reads them once."""
+    broken, empty = [], []
+    for role in sorted(drafter.roles):
+        entry = drafter.entry(role)
+        if not role.startswith("layers.") or entry is None or len(entry.shape) != 2 or entry.dtype not in STORED:
+            continue
+        finite, filled = True, False
+        for _, bits in drafter.matrix(role).chunks():
+            finite = finite and are_finite(bits, entry.dtype)
+            filled = filled or bool(bits.any())
+        if not finite:
+            broken.append(role)
+        elif not filled:
+            empty.append(role)
+    if broken:
+        report.fail(
+            "layer-not-finite",
+            "Weights of the decoder layer hold NaN or infinities: %s" % _names(broken),
+            value=len(broken), unit="tensors", threshold=0, threshold_source="one such number makes every state NaN",
+            action="take an earlier checkpoint",
+        )  # fmt: skip
+    if empty:
+        report.fail(
+            "layer-zero",
+            "Weights of the decoder layer were never loaded or trained, they are all zero: %s" % _names(empty),
+            value=len(empty), unit="tensors", threshold=0, threshold_source="no trainer leaves a whole matrix at zero",
+            action="export the checkpoint again, and compare these tensors with the trainer's own",
+        )  # fmt: skip
+
+
 def _missing_in_layer(drafter: Drafter, number: int) -> list[str]:
     def has(name: str) -> bool:
         return "layers.%d.%s" % (number, name) in drafter.roles
@@ -232,8 +273,10 @@ def check_fc(report: Report, drafter: Drafter, target_hidden: int | None) -> int
     if not drafter.has("fc"):
         return None
     matrix = drafter.matrix("fc")
-    # Without a width the usual three are taken for granted, and only that they divide it is checked.
-    width = target_hidden or (matrix.columns // 3 if matrix.columns % 3 == 0 else None)
+    # Without a width as many layers are taken for granted as config.json names, and only that they divide it is checked.
+    named = len((drafter.config.aux_ids[0] if drafter.config else None) or ()) or 3
+    parts = named if matrix.columns % named == 0 else 3
+    width = target_hidden or (matrix.columns // parts if matrix.columns % parts == 0 else None)
     if not width or matrix.columns % width:
         report.fail(
             "fc-width",

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 MAX_BYTES = 4 << 20
 NAME = "config.json"
-_AUX_IDS = "eagle_aux_hidden_state_layer_ids"
+AUX_IDS = "eagle_aux_hidden_state_layer_ids"
 _MAX_IDS = 64
 
 
@@ -64,12 +64,16 @@ class Config:
         return _flag(self.layer, "tie_word_embeddings") if own is None else own
 
     @property
+    def aux_places(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Where layer ids may stand: eagle_config, the top level."""
+        eagle = self.values.get("eagle_config")
+        return eagle if isinstance(eagle, dict) else {}, self.values
+
+    @property
     def aux_ids(self) -> tuple[tuple[int, ...] | None, str | None]:
         """(Layers of the target that feed the drafter, where that is written); both None where it is not."""
-        eagle = self.values.get("eagle_config")
-        places = ((eagle if isinstance(eagle, dict) else {}, "eagle_config"), (self.values, "the top level"))
-        for values, where in places:
-            ids = values.get(_AUX_IDS)
+        for values, where in zip(self.aux_places, ("eagle_config", "the top level")):
+            ids = values.get(AUX_IDS)
             if isinstance(ids, list) and 0 < len(ids) <= _MAX_IDS and all(type(item) is int for item in ids):
                 return tuple(ids), where
         return None, None

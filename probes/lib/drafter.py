@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from . import config as configs
 from .checkpoint import open_checkpoint
-from .files import Damaged, Unreadable, quoted
+from .files import Absent, Damaged, Unreadable, quoted
 from .matrix import Matrix
 from .roles import layer_key, role_of
 
@@ -102,7 +102,8 @@ def open_drafter(path: str, meter: Meter) -> Drafter:
     """Return the drafter at ``path``, a file or a folder.
 
     Raises:
-        Unreadable: there is nothing, nothing that is read, or a mapping without weights.
+        Absent: a mapping without weights.
+        Unreadable: there is nothing, or nothing that is read.
         Damaged: it contradicts itself.
     """
     checkpoint = open_checkpoint(path, meter)
@@ -117,7 +118,7 @@ def open_drafter(path: str, meter: Meter) -> Drafter:
 
 def _check(drafter: Drafter) -> None:
     if drafter.roles.keys().isdisjoint({"lm_head", "fc"}) and not drafter.layer_keys:
-        raise Unreadable(drafter.path, "holds no weights of a drafter", "give the checkpoint, not its mapping")
+        raise Absent(drafter.path, "holds no weights of a drafter", "give the checkpoint, not its mapping")
     for names in drafter.repeated.values():
         shapes = {drafter.checkpoint.entry(name).shape for name in names[:4]}
         if len(shapes) > 1:

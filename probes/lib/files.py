@@ -31,6 +31,10 @@ class Unreadable(Exception):
         self.hint = hint
 
 
+class Absent(Unreadable):
+    """What was looked for is not in a checkpoint that was looked through."""
+
+
 class Damaged(Exception):
     """A file contradicts itself or its format.
 
@@ -38,6 +42,8 @@ class Damaged(Exception):
         path: the file.
         reason: the contradiction.
     """
+
+    hint = "compare its size and hash with the original's, and copy it again"
 
     def __init__(self, path: str, reason: str) -> None:
         super().__init__("%s: %s" % (shown(path), reason))

@@ -28,6 +28,15 @@ def widen(bits: NDArray[Any], dtype: str) -> NDArray[Any]:
     return bits if dtype == "float64" else bits.astype(np.float32, copy=False)
 
 
+def are_finite(bits: NDArray[Any], dtype: str) -> bool:
+    """Return whether none of the numbers is a NaN or an infinity."""
+    import numpy as np
+
+    if dtype == "bfloat16":
+        return not bool(((bits & np.uint16(0x7F80)) == 0x7F80).any())
+    return bool(np.isfinite(bits).all())
+
+
 def narrow(numbers: NDArray[Any], dtype: str) -> NDArray[Any]:
     """Return ``numbers`` cast to ``dtype`` as bits, rounded to nearest even as torch does; NaN stays NaN."""
     import numpy as np

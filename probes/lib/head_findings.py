@@ -124,11 +124,11 @@ def report_head(context: Context, head: Matrix, report: HeadReport, side: Side |
     judgement = report.judgement
     evidence = tuple(_told(score) for score in judgement.scores)
     if judgement.follows is None:
-        _report_undecided(context, head, report, evidence, subject=subject)
+        _report_undecided(context, head, report, side, evidence, subject=subject)
         return
     guess = next(guess for guess in report.guesses if guess.name == judgement.follows)
     margin = None if judgement.margin is None else round(judgement.margin, 4)
-    if guess.name in _expected(head, side):
+    if _as_expected(guess, report.guesses, _expected(head, side)):
         context.finding(
             "ok",
             "head-follows-mapping",
@@ -158,10 +158,19 @@ def report_head(context: Context, head: Matrix, report: HeadReport, side: Side |
 
 def _expected(head: Matrix, side: Side | None) -> tuple[str, ...]:
     """Return the names of the guesses that a healthy head follows."""
-    if side is None or (side.rows is not None and side.rows < head.rows):
+    if side is None or (side.rows is not None and side.rows < head.rows and head.rows >= (side.vocab or 0)):
         # Some exports have the target's whole head beside a d2t.
         return ("first-rows",)
     return ("d2t",) if side.ids is not None or side.t2d is None else ()
+
+
+def _as_expected(guess: Hypothesis, guesses: tuple[Hypothesis, ...], expected: tuple[str, ...]) -> bool:
+    """Whether ``guess`` is an expected one, or says the same as far as that reaches: a d2t can be shorter than the head."""
+    for one in guesses:
+        known = one.ids >= 0
+        if one.name in expected and bool(known.any()) and bool((one.ids == guess.ids)[known].all()):
+            return True
+    return False
 
 
 def _runner_up(judgement: Judgement) -> str | None:
@@ -185,22 +194,34 @@ def _told(score: Any) -> str:
 
 
 def _report_undecided(
-    context: Context, head: Matrix, report: HeadReport, evidence: tuple[str, ...], *, subject: str
+    context: Context, head: Matrix, report: HeadReport, side: Side | None, evidence: tuple[str, ...], *, subject: str
 ) -> None:
+    if side is not None and side.stored is None:
+        context.finding(
+            "unknown",
+            "head-undecided",
+            "Which mapping lm_head follows cannot be told: its own cannot be read",
+            subject=subject,
+            evidence=(*evidence, side.damage or ""),
+            action="compare the checkpoint's size and hash with the original's, and copy it again",
+        )
+        return
     if report.copied_ids is not None and report.copies > head.rows // 2:
         ids = report.copied_ids
-        guess = next((guess for guess in report.guesses if guess.name == "d2t"), None)
+        assumed = "d2t" if side is not None else "first-rows"
+        guess = next((guess for guess in report.guesses if guess.name == assumed), None)
+        told = "its mapping says" if side is not None else "servers assume without a d2t"
         agreeing = 0 if guess is None else int(((ids == guess.ids) & (ids >= 0)).sum())
         order = "in ascending order of ids" if is_ascending(ids[ids >= 0]) else "in no ascending order"
         context.finding(
             "fail",
             "head-order",
-            "{:,} rows of lm_head are the target's, bit for bit, but of other tokens than its mapping says".format(report.copies),
+            "{:,} rows of lm_head are the target's, bit for bit, but of other tokens than {}".format(report.copies, told),
             subject=subject,
             value=agreeing,
             unit="rows",
             threshold=head.rows,
-            threshold_source="rows that hold the token that d2t gives them",
+            threshold_source="rows that hold the token that %s" % ("d2t gives them" if side is not None else "has their number"),
             evidence=(*evidence, "the tokens that the rows hold are " + order),
             action="find the mapping that the head was made with, and keep it, or move the rows: rdiag vocab-remap",
         )

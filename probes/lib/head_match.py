@@ -231,11 +231,15 @@ def row_keys(bits: NDArray[Any]) -> NDArray[np.uint64]:
 
 def _best(sample: _Sample, measured: dict[str, Measured]) -> tuple[str, str] | None:
     """Return (name of the guess that fits best, the strongest kind of evidence that is not at chance)."""
+    import numpy as np
+
     for method in ("exact", "cosine", "similarity"):
         means = {name: _mean(sample, values[method]) for name, values in measured.items() if method in values and name}
         known = {name: mean for name, mean in means.items() if mean is not None}
         if known and max(known.values()) >= _LEAST[method]:
-            return max(known, key=lambda name: known[name]), method
+            # Of equally good ones, the one that speaks of more rows.
+            rows = {name: int(np.isfinite(measured[name][method]).sum()) for name in known}
+            return max(known, key=lambda name: (known[name], rows[name])), method
     return None
 
 

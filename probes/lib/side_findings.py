@@ -41,6 +41,15 @@ def _report_encoding(context: Context, side: Side, stored: Stored) -> None:
             evidence=evidence,
             action="say it with %s offset (or absolute), or give a checkpoint that has t2d and config.json" % side.option,
         )
+    elif side.encoding == "uninitialised" and stored.d2t_name is None:
+        context.finding(
+            "fail",
+            "d2t-missing",
+            "%s has no d2t, and fewer rows than the target has tokens: servers take row i for token i" % side.name,
+            subject=side.path,
+            evidence=evidence,
+            action="write the d2t that the drafter was trained with into the checkpoint",
+        )
     elif side.encoding == "uninitialised":
         context.finding(
             "fail",

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from . import config as configs
 from .checkpoint import Checkpoint, open_array, open_checkpoint
-from .files import Damaged, Unreadable, quoted, shown
+from .files import Absent, Damaged, Unreadable, quoted, shown
 from .locate import META
 from .roles import role_of
 
@@ -55,7 +55,8 @@ def read_stored(path: str, meter: Meter) -> Stored:
     """Return the mapping at ``path``.
 
     Raises:
-        Unreadable: no such path, no kind that is read, or no mapping in it.
+        Absent: there is no mapping in it.
+        Unreadable: no such path, or no kind that is read.
         Damaged: the file is broken, or what it calls d2t is no vector of numbers.
     """
     with open_checkpoint(path, meter) as checkpoint:
@@ -204,5 +205,5 @@ def _implied(checkpoint: Checkpoint, config: configs.Config | None, head: int | 
         reason = "holds no d2t" + (", only %s" % ", ".join(quoted(name) for name in similar[:4]) if similar else "")
         beside = os.path.join(checkpoint.folder, "d2t.npy")
         hint = "d2t.npy lies beside it: give that" if os.path.lexists(beside) else None
-        raise Unreadable(checkpoint.path, reason, hint or "give the drafter's checkpoint, or the mapping it was trained with")
+        raise Absent(checkpoint.path, reason, hint or "give the drafter's checkpoint, or the mapping it was trained with")
     return np.zeros(rows, np.int64)

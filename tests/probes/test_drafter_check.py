@@ -191,7 +191,14 @@ FAULTS: dict[str, tuple[Change, dict[str, str]]] = {
         lambda t, c: (tensor("d2t", lambda d2t: d2t[:-1])(t, c), tensor("t2d", lambda _: mask(ASCENDING[:-1], V))(t, c))[0],
         {"head-size": "fail", "config-disagrees": "degraded"},
     ),
-    "no d2t": (tensor("d2t", None), {"d2t-uninitialised": "fail"}),
+    "no d2t": (tensor("d2t", None), {"d2t-missing": "fail"}),
+    "d2t holds ids": (tensor("d2t", ASCENDING), {"d2t-absolute": "fail"}),
+    "t2d holds rows": (
+        tensor("t2d", lambda t2d: np.where(t2d, np.cumsum(t2d) - 1, -1)), {"t2d-rows": "degraded"}
+    ),
+    "d2t shorter than head and t2d": (
+        tensor("d2t", lambda d2t: d2t[:-1]), {"head-size": "fail", "config-disagrees": "degraded", "t2d-disagrees": "fail"}
+    ),
     "config of another D": (setting("draft_vocab_size", D + 1), {"config-disagrees": "degraded"}),
     "config of another V": (setting("vocab_size", V + 1), {"config-disagrees": "degraded"}),
     "head all NaN": (rows(set_rows(np.nan)), {"head-not-finite": "fail"}),
@@ -201,9 +208,22 @@ FAULTS: dict[str, tuple[Change, dict[str, str]]] = {
     "head with tiny rows": (rows(lambda head: head.__setitem__(slice(3), head[:3] * 1e-5)), {"head-empty-rows": "degraded"}),
     "head indexed with offsets": (torch_spec_bug, {"head-repeated-rows": "fail"}),
     "head with many equal rows": (rows(lambda head: head.__setitem__(slice(30), head[50])), {"head-repeated-rows": "fail"}),
+    "head of another width": (tensor("lm_head.weight", lambda _: drafters.numbers(D, H - 1)), {"head-width": "fail"}),
+    "head without rows": (
+        tensor("lm_head.weight", np.zeros((0, H), np.float32)), {"head-empty": "fail", "head-size": "fail"}
+    ),
     "no head": (tensor("lm_head.weight", None), {"head-missing": "degraded"}),
     "no layer": (rename("midlayer", "other"), {"layers-missing": "fail"}),
     "a tensor missing": (tensor("midlayer.hidden_norm.weight", None), {"tensors-missing": "fail"}),
+    "a matrix with NaN": (
+        tensor("midlayer.mlp.up_proj.weight", lambda up: np.where(np.arange(H) == 3, np.nan, up).astype(np.float32)),
+        {"layer-not-finite": "fail"},
+    ),
+    "a short matrix with infinities": (
+        tensor("midlayer.mlp.up_proj.weight", lambda up: bfloat16(np.where(np.arange(H) == 3, np.inf, up))),
+        {"layer-not-finite": "fail"},
+    ),
+    "a matrix of zeros": (tensor("midlayer.self_attn.q_proj.weight", lambda q: q * 0), {"layer-zero": "fail"}),
     "fc missing": (tensor("fc.weight", None), {"tensors-missing": "fail"}),
     "unknown tensors": (tensor("draft_d2t", np.zeros(3)), {"tensors-unknown": "degraded"}),
     "twice": (tensor("model.norm.weight", lambda _: drafters.numbers(H)), {"tensors-twice": "degraded"}),
@@ -228,6 +248,9 @@ FAULTS: dict[str, tuple[Change, dict[str, str]]] = {
     "ids of the other convention": (setting(AUX, drafters.INPUT_IDS, EAGLE), {"aux-ids-convention": "degraded"}),
     "ids reversed": (setting(AUX, drafters.OUTPUT_IDS[::-1], EAGLE), {"aux-ids-order": "fail"}),
     "two ids": (setting(AUX, drafters.OUTPUT_IDS[:2], EAGLE), {"aux-ids-count": "fail"}),
+    "ids that are texts": (setting(AUX, ["1", "5", "8"], EAGLE), {"config-value": "degraded"}),
+    "a size that is a text": (setting("vocab_size", str(V)), {"config-value": "degraded"}),
+    "a size of zero": (setting("hidden_size", 0), {"config-value": "degraded"}),
     "a negative id": (setting(AUX, [-1, 4, 8], EAGLE), {"aux-ids-range": "fail"}),
     "ids at the top level": (
         lambda _, c: c.update({AUX: c.pop(EAGLE)[AUX]}), {"aux-ids-place": "degraded"}
@@ -326,6 +349,24 @@ def test_two_layers(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
+def test_more_layers_than_three_are_no_fault_where_the_width_is_not_known(tmp_path: Path) -> None:
+    tensors = drafters.weights("midlayer", ASCENDING) | {"fc.weight": drafters.numbers(H, 6 * H)}
+    config = drafters.flat_config(**{EAGLE: {AUX: [1, 2, 4, 5, 6, 8]}})
+    del config["hidden_size"]
+    result, findings = run(write_safetensors(tmp_path, tensors, **config))
+    assert (wrong(findings), result.fc_layers) == ({}, 6)
+
+
+def test_a_mapping_in_a_file_that_is_not_there_is_no_missing_mapping(tmp_path: Path) -> None:
+    tensors = drafters.weights("midlayer", ASCENDING)
+    mapping = {name: tensors.pop(name) for name in ("d2t", "t2d")}
+    path = write_sharded(tmp_path, [tensors, mapping])
+    (path / "config.json").write_text(json.dumps(drafters.flat_config()))
+    (path / "model-00002-of-00002.safetensors").unlink()
+    with pytest.raises(Leave, match=r"model-00002-of-00002.safetensors: No such file"):
+        run(path)
+
+
 # Against the target --------------------------------------------------------------------------------------------------
 
 
@@ -356,6 +397,7 @@ def test_an_embedding_of_its_own(tmp_path: Path) -> None:
         ("trained", EMBEDDING + 0.01 * noise, {"embedding-differs": "degraded"}),
         ("random", 0.02 * noise, {"embedding-random": "fail"}),
         ("shuffled", EMBEDDING[::-1], {"embedding-random": "fail"}),
+        ("shuffled in part", np.concatenate([EMBEDDING[99::-1], EMBEDDING[100:]]), {"embedding-rows-differ": "fail"}),
         ("narrow", EMBEDDING[:, :8], {"embedding-width": "degraded"}),
     ):
         result, found, _ = against(tmp_path, tensor("embed_tokens.weight", lambda _, e=embedding: np.ascontiguousarray(e)))
@@ -369,6 +411,22 @@ def test_a_target_of_other_sizes(tmp_path: Path) -> None:
     _, found, findings = against(tmp_path, vocab_size=V + 8)
     assert found == {"target-size": "fail"}
     assert next(finding for finding in findings if finding.code == "target-size").threshold == V + 8
+
+
+def test_a_row_with_nan_says_nothing_of_the_others(tmp_path: Path) -> None:
+    embedding = EMBEDDING.copy()
+    embedding[0] = np.nan
+    _, found, findings = against(tmp_path, tensor("embed_tokens.weight", embedding))
+    assert found == {"embedding-not-finite": "fail"}
+    assert "embedding-equal" in {finding.code for finding in findings}
+
+
+@pytest.mark.parametrize("kind", ["deepseek_v3", "kimi_k2"])
+def test_targets_whose_layers_sglang_counts_by_inputs(tmp_path: Path, kind: str) -> None:
+    _, found, _ = against(tmp_path, setting(AUX, drafters.INPUT_IDS, EAGLE), model_type=kind)
+    assert found == {}
+    _, found, _ = against(tmp_path, setting(AUX, drafters.INPUT_IDS, EAGLE), model_type="llama")
+    assert found == {"aux-ids-convention": "degraded"}
 
 
 def test_layers_beyond_the_target(tmp_path: Path) -> None:

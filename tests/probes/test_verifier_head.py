@@ -15,7 +15,7 @@ from remote_diag.paths import shipped_probes
 from remote_diag.probe import load
 from remote_diag.testing import Leave, RecordingContext
 
-from ..support.checkpoints import bfloat16, from_bfloat16, mask, offsets, write_npy, write_safetensors
+from ..support.checkpoints import bfloat16, from_bfloat16, mask, offsets, write_npy, write_safetensors, write_sharded
 from ..support.cli import rdiag
 
 V, D, H = 4000, 800, 64
@@ -333,3 +333,44 @@ def test_the_command(tmp_path: Path) -> None:
     ran = rdiag("verifier-head", str(tmp_path / "bad"), *target, "--mapping", str(tmp_path / "good"), "--json", home=tmp_path)
     assert (ran.code, json.loads(ran.out)["result"]["follows"]) == (1, "other")
     assert rdiag("verifier-head", str(tmp_path / "good"), home=tmp_path).code == 2
+
+
+def test_what_is_not_known_of_the_mapping_accuses_nobody(tmp_path: Path) -> None:
+    """The mapping's file is missing, or damaged: the head is in no wrong order for that."""
+    head = {"lm_head.weight": copy(A), "fc.weight": np.zeros((H, 3), np.float32)}
+    mapping = {"d2t": offsets(A), "t2d": mask(A, V)}
+    write_sharded(tmp_path / "drafter", [head, mapping])
+    _, found = run(tmp_path)
+    assert set(found) == {"head-follows-mapping", "head-copied"}
+    shard = tmp_path / "drafter" / "model-00002-of-00002.safetensors"
+    shard.write_bytes(shard.read_bytes()[:-1])
+    result, found = run(tmp_path)
+    assert {code: finding.level for code, finding in found.items()} == {"head-undecided": "unknown"}
+    assert (result.follows, result.draft_vocab_size) == (None, None)
+    shard.unlink()
+    with pytest.raises(Leave, match="No such file"):
+        run(tmp_path)
+
+
+def test_a_t2d_that_is_no_mask_leaves_the_order_of_the_loss_unknown(tmp_path: Path) -> None:
+    tensors: dict[str, Any] = {"lm_head.weight": copy(A), "fc.weight": np.zeros((H, 3), np.float32), "d2t": offsets(A), "t2d": mask(A, V)[None]}
+    write_safetensors(tmp_path / "drafter", tensors, vocab_size=V, draft_vocab_size=D, hidden_size=H)
+    result, found = run(tmp_path)
+    assert (found["t2d-unusable"].level, status(list(found.values())), result.loss_order_matches) == ("unknown", "unknown", None)
+
+
+def test_a_d2t_that_is_shorter_than_the_head_is_right_as_far_as_it_reaches(tmp_path: Path) -> None:
+    tensors: dict[str, Any] = {"lm_head.weight": copy(A), "fc.weight": np.zeros((H, 3), np.float32), "d2t": offsets(A)[:-5], "t2d": mask(A, V)}
+    write_safetensors(tmp_path / "drafter", tensors, vocab_size=V, draft_vocab_size=D, hidden_size=H)
+    result, found = run(tmp_path)
+    assert (result.follows, result.exact, found["head-follows-mapping"].level) == ("t2d", True, "ok")
+    assert "head-order" not in found
+    write_safetensors(tmp_path / "drafter", {**tensors, "d2t": offsets(B)[:-5]}, vocab_size=V, draft_vocab_size=D, hidden_size=H)
+    assert run(tmp_path)[1]["head-order"].level == "fail"
+
+
+def test_a_cut_head_without_any_mapping(tmp_path: Path) -> None:
+    write_drafter(tmp_path / "drafter", copy(A), None)
+    (tmp_path / "drafter" / "config.json").unlink()
+    _, found = run(tmp_path)
+    assert "than servers assume without a d2t" in found["head-order"].message
