@@ -87,7 +87,7 @@ def read(programs: Programs, *, overrides: Policy | None = None) -> Log:
         assert best.contents is not None  # noqa: S101 - what was read has contents
         return Log("read", best.source, "", best.contents, best.complete, boot_id(), boot, tuple(attempts))
     reason = "; ".join("%s: %s" % (attempt.source, attempt.reason) for attempt in attempts)
-    return Log(_worst(attempts), None, reason, kernel_log.Contents(), False, boot_id(), boot, tuple(attempts))
+    return Log(_worst(attempts), None, reason, kernel_log.Contents(), complete=False, boot_id=boot_id(), boot_time_s=boot, attempts=tuple(attempts))
 
 
 def boot_id() -> str | None:
