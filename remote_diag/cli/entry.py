@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 COMMANDS: dict[str, tuple[str, str]] = {
     "check": ("check", "Look at a host: connection, login shell, Python, disk, limits."),
     "clean": ("clean", "Remove what old jobs and old releases of rdiag left on a host."),
+    "comm-share": ("comm_share", "Say which share of a step communication takes, from a profiler's trace."),
     "drafter-check": ("drafter_check", "Check the checkpoint of a drafter, alone or against its target."),
     "hidden-states": ("hidden_states", "Find out what is wrong with stored hidden states."),
     "hosts": ("hosts", "Show the inventory, and which file it came from."),

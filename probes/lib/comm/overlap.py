@@ -1,0 +1,187 @@
+"""How much of a step communication takes, and how much of that computation hides.
+
+Times are microseconds of the trace's own clock. Everything is the measure of a union of intervals, so what runs twice at
+the same time on one GPU counts once. Definitions, for each GPU by itself:
+
+* a step is a window; all windows together are the denominator of every share;
+* communication is the union of the kernels of NCCL and of other libraries that move data between GPUs;
+* of it, overlapped is where a kernel that computes runs at the same time, exposed is the rest. Copies hide nothing.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_right
+from heapq import merge
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Iterable, Iterator, List, Sequence, Tuple
+
+    Interval = Tuple[float, float]
+    Event = Tuple[float, float, int]
+    Run = Tuple["array[float]", "array[float]", "array[int]"]
+
+RUN = 1 << 15
+"""Events that are sorted at once: small enough to cost little as Python objects."""
+_FEW = 6
+"""Runs whose times overlap and that are sorted together; more of them are merged one event at a time."""
+
+
+class Events:
+    """Many intervals with a key each, in 20 bytes an event; given back by their start."""
+
+    def __init__(self) -> None:
+        self._pending: list[Event] = []
+        self._runs: list[Run] = []
+        self.count = 0
+        self.first = float("inf")
+        """The earliest start."""
+        self.last = float("-inf")
+        """The latest end."""
+
+    def add(self, start: float, end: float, key: int) -> None:
+        """Add one; ``end`` is not before ``start``."""
+        self._pending.append((start, end, key))
+        self.count += 1
+        self.first = min(self.first, start)
+        self.last = max(self.last, end)
+        if len(self._pending) >= RUN:
+            self._flush()
+
+    def _flush(self) -> None:
+        if self._pending:
+            self._pending.sort()
+            starts, ends, keys = zip(*self._pending)
+            self._runs.append((array("d", starts), array("d", ends), array("i", keys)))
+            self._pending = []
+
+    def drain(self) -> Iterator[Event]:
+        """Yield all of them, by start; they are gone afterwards."""
+        self._flush()
+        runs = sorted(self._runs, key=lambda run: (run[0][0], run[0][-1]))
+        self._runs = []
+        runs.reverse()
+        while runs:
+            group = [runs.pop()]
+            until = group[0][0][-1]
+            # Runs whose starts interleave go together; a profiler writes almost in order, so that is few.
+            while runs and runs[-1][0][0] <= until:
+                group.append(runs.pop())
+                until = max(until, group[-1][0][-1])
+            if len(group) == 1:
+                yield from zip(*group.pop())
+            elif len(group) <= _FEW:
+                events = [event for run in group for event in zip(*run)]
+                group.clear()
+                # Sorted stretches behind one another: the sort finds and merges them.
+                events.sort()
+                yield from events
+            else:
+                yield from merge(*(zip(*run) for run in group))
+
+
+class Union:
+    """A union of intervals, added by their start; then asked for how much of an interval it covers."""
+
+    def __init__(self) -> None:
+        self.starts = array("d")
+        self.ends = array("d")
+        self._before = array("d")
+        self.total = 0.0
+        # The same part is often asked about several times in a row.
+        self._asked = (0.0, 0.0)
+        self._answer = 0.0
+
+    def add(self, start: float, end: float) -> None:
+        """Add an interval that does not start before the last one did."""
+        ends = self.ends
+        if ends and start <= ends[-1]:
+            if end > ends[-1]:
+                self.total += end - ends[-1]
+                ends[-1] = end
+            return
+        if end > start:
+            self._before.append(self.total)
+            self.starts.append(start)
+            ends.append(end)
+            self.total += end - start
+
+    def covered(self, start: float, end: float) -> float:
+        """Return the length of the part of (start, end) that the union covers."""
+        if (start, end) != self._asked:
+            self._asked = start, end
+            self._answer = self._until(end) - self._until(start) if end > start else 0.0
+        return self._answer
+
+    def _until(self, moment: float) -> float:
+        place = bisect_right(self.starts, moment) - 1
+        if place < 0:
+            return 0.0
+        return self._before[place] + min(moment, self.ends[place]) - self.starts[place]
+
+
+def union(intervals: Iterable[Interval]) -> list[Interval]:
+    """Return the union of intervals in any order, as disjoint ones in order."""
+    joined = Union()
+    for start, end in sorted(intervals):
+        joined.add(start, end)
+    return list(zip(joined.starts, joined.ends))
+
+
+def clipped(events: Iterable[Event], windows: Sequence[Interval]) -> Iterator[Tuple[float, float, int, bool]]:
+    """Yield the parts of ``events`` that lie within ``windows``, by start, with the key and whether the event begins there.
+
+    Args:
+        events: by start.
+        windows: disjoint and in order.
+    """
+    first = 0
+    late: List[Tuple[float, float, int, bool]] = []
+    for start, end, key in events:
+        while first < len(windows) and windows[first][1] <= start:
+            first += 1
+        if late:
+            # Parts in later windows of an event that began earlier take their turn.
+            late.sort()
+            while late and late[0][0] <= start:
+                yield late.pop(0)
+        if first == len(windows):
+            continue
+        begin, finish = windows[first]
+        if begin <= start and end <= finish:
+            yield start, end, key, True
+            continue
+        place = first
+        while place < len(windows) and windows[place][0] < end:
+            begin, finish = windows[place]
+            part = max(start, begin), min(end, finish), key, begin <= start
+            if part[1] > part[0] or begin <= start:
+                late.append(part)
+            place += 1
+        late.sort()
+        while late and late[0][0] <= start:
+            yield late.pop(0)
+    late.sort()
+    yield from late
+
+
+class Share:
+    """Running measures of one kind of work while its parts come by, in the order of their starts."""
+
+    __slots__ = ("_end", "exposed", "total")
+
+    def __init__(self) -> None:
+        self.total = 0.0
+        """Length of the union, us."""
+        self.exposed = 0.0
+        """Length of what nothing hides, us."""
+        self._end = float("-inf")
+
+    def add(self, start: float, end: float, hiding: Union) -> None:
+        """Add a part; ``hiding`` is what it may hide behind."""
+        start = max(start, self._end)
+        if end > start:
+            self.total += end - start
+            self.exposed += end - start - hiding.covered(start, end)
+            self._end = end

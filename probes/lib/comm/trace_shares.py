@@ -1,0 +1,344 @@
+"""What the kept events of a trace add up to: windows, and for each GPU the share of communication in them."""
+
+from __future__ import annotations
+
+import re
+from array import array
+from fnmatch import fnmatchcase
+
+from probes.lib.comm.kernel_names import communication, element_bytes
+from probes.lib.comm.overlap import Events, Share, Union, clipped, union
+from probes.lib.comm.trace import number
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Iterable, Iterator, NamedTuple, Sequence
+
+    class Kind(NamedTuple):
+        """What one key of an event stands for."""
+
+        name: str
+        family: str | None
+        collective: str | None
+        size_bytes: int | None
+        dtype: str | None
+        ranks: int | None
+else:
+    from collections import namedtuple
+
+    Kind = namedtuple("Kind", "name family collective size_bytes dtype ranks")
+
+PROFILER_STEP = re.compile(r"ProfilerStep\s*#\s*(\d+)\Z")
+MAX_KINDS = 30_000
+"""Kernels by name and message that are told apart."""
+MAX_DEVICES = 256
+"""A number from here on is no GPU's."""
+MAX_WINDOWS = 1_000_000
+MAX_NAMES = 500
+"""Names of annotations that are remembered to be offered."""
+_NAME = 200
+_OTHER = "(more names than can be told apart)"
+
+
+class Work:
+    """What one GPU did."""
+
+    def __init__(self) -> None:
+        self.communication = Events()
+        self.compute = Events()
+        self.copies = Events()
+
+
+class Gathered:
+    """Takes the kept events of a trace.
+
+    Args:
+        step: name of the annotation whose spans are the steps; ``*`` and ``?`` as in a shell, and a number after ``#`` is
+            ignored. None for torch's own ProfilerStep.
+    """
+
+    def __init__(self, step: str | None = None) -> None:
+        self._step = step
+        self.devices: dict[int, Work] = {}
+        self.kinds: list[Kind] = []
+        self._ids: dict[tuple[Any, ...], int] = {}
+        self._plain: dict[tuple[str, str], int] = {}
+        self.unusable = 0
+        """Events without times, of a negative length, or on a device number that no machine has."""
+        self.gpu_spans: dict[int, list[tuple[float, float, int | None]]] = {}
+        """Spans of the step's annotation on each GPU: start, end, its number."""
+        self.cpu_spans: list[tuple[float, float, int | None]] = []
+        self._spans = 0
+        self.spans_left_out = 0
+        self.names: set[str] = set()
+        """Names of annotations, without numbers."""
+
+    def take(self, event: dict[str, Any]) -> None:
+        """Take one event."""
+        start, length = number(event.get("ts")), number(event.get("dur", 0))
+        name = event.get("name")
+        if start is None or length is None or length < 0 or not isinstance(name, str):
+            self.unusable += 1
+            return
+        category = event["cat"]
+        arguments = event.get("args")
+        if not isinstance(arguments, dict):
+            arguments = {}
+        if category == "user_annotation":
+            self._annotation(name, start, start + length, None)
+            return
+        device = arguments.get("device", event.get("pid"))
+        if type(device) is not int or not 0 <= device < MAX_DEVICES:
+            self.unusable += 1
+            return
+        if category == "gpu_user_annotation":
+            self._annotation(name, start, start + length, device)
+            return
+        if category == "kernel" and "Collective name" in arguments:
+            self._kernel(self._work(device), name, start, start + length, arguments)
+        else:
+            self.take_plain(category, name, device, start, length)
+
+    def take_plain(self, category: str, name: str, device: int, start: float, length: float) -> None:
+        """Take a kernel, copy or fill of which no more is known."""
+        work = self.devices.get(device) or self._work(device)
+        place = self._plain.get((category, name))
+        if place is None:
+            if category == "kernel":
+                place = self._new_kernel((name,), name, None)
+            else:
+                place = self._id(Kind(name[:_NAME], None, None, None, None, None))
+            if len(self._plain) < MAX_KINDS:
+                self._plain[category, name] = place
+        if category != "kernel":
+            work.copies.add(start, start + length, place)
+        elif self.kinds[place].family is None:
+            work.compute.add(start, start + length, place)
+        else:
+            work.communication.add(start, start + length, place)
+
+    def _work(self, device: int) -> Work:
+        if device not in self.devices:
+            self.devices[device] = Work()
+        return self.devices[device]
+
+    def _kernel(self, work: Work, name: str, start: float, end: float, arguments: dict[str, Any]) -> None:
+        recorded = arguments.get("Collective name")
+        key = (
+            name, str(recorded)[:_NAME], _count(arguments.get("In msg nelems")), _count(arguments.get("Out msg nelems")),
+            str(arguments.get("dtype"))[:_NAME], _count(arguments.get("Group size")),
+        )  # fmt: skip
+        place = self._ids.get(key)
+        if place is None:
+            place = self._new_kernel(key, name, recorded)
+        target = work.compute if self.kinds[place].family is None else work.communication
+        target.add(start, end, place)
+
+    def _new_kernel(self, key: tuple[Any, ...], name: str, recorded: object) -> int:
+        named = communication(name, recorded)
+        family, collective = (None, None) if named is None else named
+        size = ranks = None
+        dtype = None
+        if len(key) > 1 and named is not None:
+            width = element_bytes(key[4])
+            elements = max(key[2] or 0, key[3] or 0)
+            size = elements * width if width and elements else None
+            dtype, ranks = (key[4] if width else None), key[5]
+        if len(self.kinds) < MAX_KINDS:
+            place = self._add(Kind(name[:_NAME], family, collective, size, dtype, ranks))
+            self._ids[key] = place
+            return place
+        return self._id(Kind(_OTHER, family, collective, None, None, None))
+
+    def _id(self, kind: Kind) -> int:
+        place = self._ids.get(kind)
+        if place is None:
+            if len(self.kinds) >= MAX_KINDS and kind.name != _OTHER:
+                return self._id(kind._replace(name=_OTHER))
+            place = self._ids[kind] = self._add(kind)
+        return place
+
+    def _add(self, kind: Kind) -> int:
+        self.kinds.append(kind)
+        return len(self.kinds) - 1
+
+    def _annotation(self, name: str, start: float, end: float, device: int | None) -> None:
+        base, mark, digits = name.partition("#")
+        counter = int(digits) if mark and digits.strip().isdecimal() and len(digits) < 18 else None
+        plain = base.rstrip() if counter is not None else name
+        if len(self.names) < MAX_NAMES:
+            self.names.add(plain[:_NAME])
+        if self._step is None:
+            wanted = PROFILER_STEP.match(name) is not None
+        else:
+            wanted = fnmatchcase(name, self._step) or fnmatchcase(plain, self._step)
+        if not wanted:
+            return
+        if self._spans >= MAX_WINDOWS:
+            self.spans_left_out += 1
+            return
+        self._spans += 1
+        spans = self.cpu_spans if device is None else self.gpu_spans.setdefault(device, [])
+        spans.append((start, end, counter))
+
+
+class Windows:
+    """The windows of one GPU.
+
+    Args:
+        kind: profiler-step, annotation, or span: from the first to the last event on the GPU.
+        clock: gpu where the spans are those of the GPU's own work, cpu where they are those of the program.
+        spans: disjoint and in order.
+        count: how many steps.
+    """
+
+    def __init__(self, kind: str, clock: str, spans: list[tuple[float, float]], count: int) -> None:
+        self.kind = kind
+        self.clock = clock
+        self.spans = spans
+        self.count = count
+        self.total = sum(end - start for start, end in spans)
+
+
+def windows(gathered: Gathered, device: int, step: str | None) -> Windows | None:
+    """Return the windows of a GPU; None where a step was named that does not occur."""
+    kind = "profiler-step" if step is None else "annotation"
+    on_gpu = gathered.gpu_spans.get(device)
+    if on_gpu:
+        return _numbered(kind, "gpu", on_gpu, joined=step is None)
+    if gathered.cpu_spans:
+        return _numbered(kind, "cpu", gathered.cpu_spans, joined=False)
+    if step is not None:
+        return None
+    work = gathered.devices[device]
+    every = (work.communication, work.compute, work.copies)
+    first, last = min(events.first for events in every), max(events.last for events in every)
+    return Windows("span", "gpu", [(first, last)] if last > first else [], 1)
+
+
+def _numbered(kind: str, clock: str, spans: list[tuple[float, float, int | None]], *, joined: bool) -> Windows:
+    """Return windows of spans: those with one number are one step's, on several streams."""
+    hulls: dict[object, tuple[float, float]] = {}
+    for place, (start, end, counter) in enumerate(spans):
+        key: object = ("span", place) if counter is None or clock == "cpu" else counter
+        known = hulls.get(key)
+        hulls[key] = (start, end) if known is None else (min(start, known[0]), max(end, known[1]))
+    ordered = sorted(hulls.values())
+    if joined:
+        # On the GPU a step of the profiler lasts until the next one begins: idling between them is part of it.
+        numbers = sorted(key for key in hulls if isinstance(key, int))
+        ordered = [
+            (hulls[number][0], max(hulls[number][1], hulls[number + 1][0]) if number + 1 in hulls else hulls[number][1])
+            for number in numbers
+        ] or ordered
+    return Windows(kind, clock, union(ordered), len(ordered))
+
+
+class Calls:
+    """Calls of one kind of communication."""
+
+    def __init__(self) -> None:
+        self.lengths = array("d")
+        """Length of each call that begins within the windows, us."""
+        self.kernel_us = 0.0
+        """Sum of the parts within the windows; parallel ones count each."""
+
+    def percentile(self, share: float) -> float | None:
+        """Return the nearest-rank percentile of the lengths."""
+        if not self.lengths:
+            return None
+        ordered = sorted(self.lengths)
+        return ordered[max(0, -int(-share * len(ordered) // 1) - 1)]
+
+
+class DeviceShares:
+    """The measures of one GPU, us.
+
+    Args:
+        work: its events; they are used up.
+        kinds: what the keys mean.
+        spans: its windows.
+    """
+
+    def __init__(self, work: Work, kinds: Sequence[Kind], spans: Sequence[tuple[float, float]]) -> None:
+        self.kernels: dict[str, dict[int, list[float]]] = {}
+        """compute, copy, communication: key -> calls, us of parts within the windows."""
+        self.calls: dict[int, Calls] = {}
+        """Key of a communication kernel -> its calls."""
+        self.all = Share()
+        self.families: dict[str, Share] = {}
+        self.collectives: dict[tuple[str, str], Share] = {}
+        """(family, collective) -> its share."""
+        computing = Union()
+        for start, end, _ in self._counted("compute", clipped(work.compute.drain(), spans)):
+            computing.add(start, end)
+        self.compute_us = computing.total
+        copying = Union()
+        for start, end, _ in self._counted("copy", clipped(work.copies.drain(), spans)):
+            copying.add(start, end)
+        self.copies_us = copying.total
+        communicating = Union()
+        events = self._measured(work.communication.drain(), spans)
+        for start, end, key in self._counted("communication", clipped(events, spans)):
+            kind = kinds[key]
+            family, collective = kind.family or "", kind.collective or ""
+            self.all.add(start, end, computing)
+            self.families.setdefault(family, Share()).add(start, end, computing)
+            self.collectives.setdefault((family, collective), Share()).add(start, end, computing)
+            self.calls[key].kernel_us += end - start
+            communicating.add(start, end)
+        busy, nothing = Share(), Union()
+        for start, end in _by_start(computing, copying, communicating):
+            busy.add(start, end, nothing)
+        self.busy_us = busy.total
+
+    def by_name(self, kinds: Sequence[Kind]) -> dict[tuple[str, str], tuple[int, float]]:
+        """Return (name, kind) -> (calls, us): compute, copy, or the family of communication; messages of all sizes together."""
+        rows: dict[tuple[str, str], tuple[int, float]] = {}
+        for kind_name, kernels in self.kernels.items():
+            for key, (calls, length) in kernels.items():
+                row = kinds[key].name, kinds[key].family or kind_name
+                known = rows.get(row, (0, 0.0))
+                rows[row] = known[0] + int(calls), known[1] + length
+        return rows
+
+    def _counted(
+        self, kind: str, parts: Iterable[tuple[float, float, int, bool]]
+    ) -> Iterator[tuple[float, float, int]]:
+        kernels = self.kernels.setdefault(kind, {})
+        for start, end, key, begins in parts:
+            row = kernels.get(key)
+            if row is None:
+                row = kernels[key] = [0, 0.0]
+            row[0] += begins
+            row[1] += end - start
+            yield start, end, key
+
+    def _measured(
+        self, events: Iterable[tuple[float, float, int]], spans: Sequence[tuple[float, float]]
+    ) -> Iterator[tuple[float, float, int]]:
+        """Pass events on, and note the whole length of each that begins within a window."""
+        place = 0
+        for event in events:
+            start, end, key = event
+            while place < len(spans) and spans[place][1] <= start:
+                place += 1
+            calls = self.calls.get(key)
+            if calls is None:
+                calls = self.calls[key] = Calls()
+            if place < len(spans) and spans[place][0] <= start:
+                calls.lengths.append(end - start)
+            yield event
+
+
+def _by_start(*unions: Union) -> Iterator[tuple[float, float]]:
+    from heapq import merge
+
+    return merge(*(zip(each.starts, each.ends) for each in unions))
+
+
+def _count(value: object) -> int | None:
+    """Return a count of elements or ranks; None for what cannot be one."""
+    if type(value) is str and value.isdecimal() and len(value) < 18:
+        value = int(value)
+    return value if type(value) is int and 0 < value < 1 << 50 else None
