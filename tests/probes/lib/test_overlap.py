@@ -1,0 +1,117 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from probes.lib.comm import overlap
+from probes.lib.comm.overlap import Events, Share, Union, clipped, union
+from probes.lib.comm.trace_shares import DeviceShares, Kind, Work
+
+MOMENTS = 60
+"""Times are whole numbers below this, so that an oracle can look at each unit of time by itself."""
+_PART = st.tuples(st.integers(0, MOMENTS - 1), st.integers(0, 20)).map(lambda pair: (pair[0], min(MOMENTS, sum(pair))))
+_PARTS = st.lists(_PART, max_size=25)
+KINDS = [Kind("gemm", None, None, None, None, None), Kind("nccl", "nccl", "all_reduce", None, None, None),
+         Kind("custom", "custom", "all_gather", None, None, None), Kind("copy", None, None, None, None, None)]  # fmt: skip
+
+
+def moments(parts: Sequence[tuple[float, float]]) -> set[int]:
+    """Return the units of time in which any of ``parts`` runs."""
+    return {moment for start, end in parts for moment in range(int(start), int(end))}
+
+
+@settings(deadline=None, max_examples=300)
+@given(_PARTS, _PARTS, _PARTS, _PARTS, _PARTS, st.integers(1, 7))
+def test_every_measure_is_that_of_a_brute_force_count(  # noqa: PLR0917
+    gemm: list[tuple[int, int]],
+    nccl: list[tuple[int, int]],
+    custom: list[tuple[int, int]],
+    copies: list[tuple[int, int]],
+    windows: list[tuple[int, int]],
+    run: int,
+) -> None:
+    before, overlap.RUN = overlap.RUN, run
+    try:
+        work = Work()
+        for key, (target, parts) in enumerate(
+            ((work.compute, gemm), (work.communication, nccl), (work.communication, custom), (work.copies, copies))
+        ):
+            for start, end in parts:
+                target.add(start, end, key)
+        spans = union(windows)
+        shares = DeviceShares(work, KINDS, spans)
+    finally:
+        overlap.RUN = before
+    within = moments(spans)
+    computing, all_reduce, all_gather = (moments(parts) & within for parts in (gemm, nccl, custom))
+    communicating = all_reduce | all_gather
+    assert shares.compute_us == len(computing)
+    assert shares.copies_us == len(moments(copies) & within)
+    assert shares.all.total == len(communicating)
+    assert shares.all.exposed == len(communicating - computing)
+    assert shares.busy_us == len(computing | communicating | (moments(copies) & within))
+    for (family, name), covered in ((("nccl", "all_reduce"), all_reduce), (("custom", "all_gather"), all_gather)):
+        share = shares.collectives.get((family, name), Share())
+        assert (share.total, share.exposed) == (len(covered), len(covered - computing))
+    begun = [(start, end) for start, end in nccl if any(begin <= start < finish for begin, finish in spans)]
+    rows = shares.by_name(KINDS)
+    assert rows.get(("nccl", "nccl"), (0, 0.0))[0] == len(begun)
+    assert rows.get(("nccl", "nccl"), (0, 0.0))[1] == sum(len(moments([part]) & within) for part in nccl)
+    if 1 in shares.calls:
+        assert sorted(shares.calls[1].lengths) == sorted(end - start for start, end in begun)
+
+
+@given(st.lists(st.tuples(st.integers(0, 1000), st.integers(0, 50)), max_size=300), st.integers(1, 20))
+def test_events_come_back_by_their_start(parts: list[tuple[int, int]], run: int) -> None:
+    before, overlap.RUN = overlap.RUN, run
+    try:
+        events = Events()
+        for key, (start, length) in enumerate(parts):
+            events.add(start, start + length, key)
+        assert events.count == len(parts)
+        drained = list(events.drain())
+    finally:
+        overlap.RUN = before
+    assert sorted(drained) == sorted((start, start + length, key) for key, (start, length) in enumerate(parts))
+    assert [event[0] for event in drained] == sorted(event[0] for event in drained)
+    assert list(events.drain()) == []
+
+
+@given(_PARTS, _PARTS)
+def test_parts_keep_the_order_of_starts(parts: list[tuple[int, int]], windows: list[tuple[int, int]]) -> None:
+    events = sorted((float(start), float(end), key) for key, (start, end) in enumerate(parts))
+    found = list(clipped(events, union(windows)))
+    assert [part[0] for part in found] == sorted(part[0] for part in found)
+
+
+@given(_PARTS, _PART)
+def test_a_union_covers_what_it_holds(parts: list[tuple[int, int]], asked: tuple[int, int]) -> None:
+    whole = Union()
+    for start, end in sorted(parts):
+        whole.add(start, end)
+    assert whole.total == len(moments(parts))
+    assert whole.covered(*asked) == len(moments(parts) & moments([asked]))
+
+
+def test_a_long_wait_beside_many_short_kernels_takes_no_long_time() -> None:
+    work = Work()
+    work.communication.add(0, 200_000, 1)
+    for place in range(50_000):
+        work.communication.add(4 * place, 4 * place + 2, 2)
+        work.compute.add(4 * place + 1, 4 * place + 3, 0)
+    shares = DeviceShares(work, KINDS, [(0.0, 200_000.0)])
+    assert (shares.all.total, shares.all.exposed) == (200_000, 100_000)
+    assert shares.collectives["custom", "all_gather"].exposed == 50_000
+
+
+@pytest.mark.parametrize(("share", "length"), [(0.0, 1), (0.5, 50), (0.99, 99), (1.0, 100)])
+def test_percentiles_are_nearest_rank(share: float, length: float) -> None:
+    from probes.lib.comm.trace_shares import Calls
+
+    calls = Calls()
+    calls.lengths.extend(float(value) for value in range(100, 0, -1))
+    assert calls.percentile(share) == length
+    assert Calls().percentile(share) is None
