@@ -81,7 +81,8 @@ def _rows(rows: Sequence[Any]) -> Table:
             "in" if row.in_place else "out",
             Text("?", "magenta") if row.wrong is None else Text(str(row.wrong), "bold red" if row.wrong else ""),
             *(_number(value) for value in single),
-            *(_number(value) for value in (row.time_us, row.algbw_gbs, row.busbw_gbs)),
+            _number(row.time_us),
+            *("" if value is None else f"{value:.2f}" for value in (row.algbw_gbs, row.busbw_gbs)),
         ]
         table.add_row(*([safe(row.collective)] if mixed else []), *cells)
     return table
@@ -124,7 +125,7 @@ def _conditions(result: Any) -> Iterator[str]:
     ]
     if versions:
         yield ", ".join(versions)
-    settings = [f"{safe(name)}={safe(value, limit=60)}" for name, value in sorted(result.settings.items())]
+    settings = [f"{safe(name)}={safe(value, limit=60)}" for name, value in sorted(result.settings.items()) if value]
     if settings:
         yield "set: " + " ".join(settings[:_MANY_SETTINGS])
     for note in result.notes:

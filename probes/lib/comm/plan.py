@@ -55,6 +55,9 @@ def parse_sizes(text: str) -> list[int]:
         while size <= end and len(sizes) <= MOST_SIZES:
             sizes.append(size)
             size *= factor
+        if sizes[-1] != end and len(sizes) <= MOST_SIZES:
+            # The largest size is the one that matters.
+            sizes.append(end)
     if len(sizes) > MOST_SIZES:
         raise ValueError("%r gives more than %d sizes" % (text, MOST_SIZES))
     return sizes

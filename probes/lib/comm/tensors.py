@@ -1,5 +1,4 @@
-"""The collectives themselves, in torch: buffers whose every element is known beforehand, the call, and the count of
-what came out wrong.
+"""The collectives themselves, in torch: buffers of known contents, the call, and the count of what came out wrong.
 
 Sums are exact: values are small integers whose sum over all ranks fits the mantissa of the type. They repeat with a
 prime period, so that a block that lands at another power of two is seen, and differ by rank and destination.

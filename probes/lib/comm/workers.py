@@ -6,6 +6,7 @@ them got how far when the group itself hangs.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import selectors
@@ -157,9 +158,11 @@ class Group:
             raise
 
     def __enter__(self) -> Group:
+        """Return it; the ranks run."""
         return self
 
     def __exit__(self, *_: object) -> None:
+        """End all ranks."""
         self.end()
 
     def _start(self, spec: dict[str, Any], folder: str, env: Mapping[str, str], program: str) -> None:
@@ -329,10 +332,8 @@ class Group:
         self.survivors = tuple(worker.rank for worker in self.workers if worker.process.poll() is None)
         for worker in self.workers:
             if worker.process.stdin is not None:
-                try:
+                with contextlib.suppress(OSError):
                     worker.process.stdin.close()
-                except OSError:
-                    pass
             if worker.pipe >= 0:
                 os.close(worker.pipe)
                 worker.pipe = -1

@@ -1,0 +1,160 @@
+"""What went wrong in a group of ranks, told as findings: who, where, and what to do next."""
+
+from __future__ import annotations
+
+import re
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Literal, Mapping
+
+    from remote_diag.probe import Context
+
+    from .collectives import Arm
+    from .workers import Trouble
+
+_PORT_TAKEN = re.compile(r"EADDRINUSE|address already in use", re.I)
+_NO_MEMORY = re.compile(r"out of memory|cannot allocate memory|can't allocate memory", re.I)
+_SPREAD = 5.0
+
+# kind -> (level, what to do)
+_ADVICE: dict[str, tuple[Literal["fail", "unknown"], str]] = {
+    "killed": ("fail", "look for its reason in the kernel log (out of memory?): rdiag gpu; then run it again"),
+    "exited": ("fail", "run it again with --keep and read rank-N.log in the run's folder"),
+    "frozen": ("fail", "state T: somebody stopped it; state D: the driver hangs, see rdiag gpu and /proc/PID/stack"),
+    "hang": ("fail", "see the control run without P2P, then rdiag p2p for the pair, and rdiag topo for ACS and IOMMU"),
+    "error": ("fail", "the first warning of NCCL among the evidence says why; more with NCCL_DEBUG=INFO in env of the host"),
+    "port-taken": ("unknown", "leave --port away, or name a free one"),
+    "not-started": ("unknown", "look at the limits of processes and memory: rdiag check"),
+    "deadline": ("unknown", "raise --timeout, or measure fewer sizes"),
+}
+
+
+def is_port_taken(trouble: Trouble) -> bool:
+    """Whether ranks could not meet because somebody else has the port."""
+    return trouble.phase == "meet" and _PORT_TAKEN.search(" ".join((trouble.text, *trouble.evidence))) is not None
+
+
+def failure(arm: Arm) -> dict[str, Any] | None:
+    """Return the fields of a Failure; None when all went well."""
+    trouble = arm.trouble
+    if trouble is None:
+        return None
+    return {"kind": trouble.kind, "rank": trouble.rank, "phase": trouble.phase, "size_bytes": arm.size, "text": trouble.text}
+
+
+def tell(context: Context, report: Mapping[str, Any], arm: Arm) -> None:
+    """Report the trouble, wrong data, and what speaks for the whole."""
+    rows = report["rows"]
+    if arm.trouble is not None:
+        _tell_trouble(context, arm.trouble, arm.size, len(rows))
+    if arm.survivors:
+        context.finding(
+            "fail",
+            "rank-unkillable",
+            "ranks %s could not be killed: they are stuck in the kernel" % ", ".join(map(str, arm.survivors)),
+            action="the driver hangs; save nvidia-bug-report.log.gz if that still works, and reboot",
+        )
+    wrong = [row for row in rows if row["wrong"]]
+    if wrong:
+        first = wrong[0]
+        context.finding(
+            "fail",
+            "wrong-data",
+            "%s gave wrong data in %d of %d sizes, first at %d bytes" % (report["collective"], len(wrong), len(rows), first["size_bytes"]),
+            value=sum(row["wrong"] for row in wrong),
+            unit="elements",
+            threshold=0,
+            threshold_source="sums of small integers are exact",
+            evidence=tuple("%d bytes: %d wrong of %s a rank" % (row["size_bytes"], row["wrong"], row["count"]) for row in wrong[:8]),
+            action="trust no result of these GPUs together; rdiag p2p names the pair, rdiag topo shows ACS and IOMMU",
+        )
+    elif report["correctness"] == "ok" and arm.trouble is None:
+        context.finding(
+            "ok",
+            "data-correct",
+            "%s over %d ranks gave exact results in all %d sizes" % (report["collective"], report["ranks"], len(rows)),
+        )
+    if arm.left_out and arm.trouble is None:
+        context.finding("unknown", "sizes-left-out", "%d sizes were not measured: too little memory is free" % len(arm.left_out))
+    noisy = [row for row in rows if row["spread_pct"] is not None and row["spread_pct"] > _SPREAD]
+    if noisy and report["backend"] == "nccl":
+        context.finding(
+            "degraded",
+            "times-vary",
+            "repeated bursts of %d bytes differ by more than %g %%" % (noisy[0]["size_bytes"], _SPREAD),
+            value=round(noisy[0]["spread_pct"], 2),
+            unit="%",
+            threshold=_SPREAD,
+            threshold_source="rdiag: (longest - shortest) / median of three bursts",
+            action="look for others on this host's CPUs and links, and for throttling; then measure again",
+        )
+
+
+def _tell_trouble(context: Context, trouble: Trouble, size: int | None, rows: int) -> None:
+    level, action = _ADVICE[trouble.kind]
+    code = "rank-" + trouble.kind if trouble.kind in ("killed", "exited", "frozen") else trouble.kind
+    text = " ".join((trouble.text, *trouble.evidence))
+    if trouble.kind == "hang":
+        code = "collective-hang"
+    elif trouble.kind == "error":
+        code = "collective-failed"
+        if _NO_MEMORY.search(text):
+            level, code, action = "unknown", "out-of-memory", "somebody uses the memory: rdiag gpu names who"
+        elif trouble.phase == "import":
+            level, code, action = "unknown", "no-torch", "torch cannot be imported here: rdiag env"
+    where = "in phase %s" % trouble.phase + ("" if size is None else " of %d bytes" % size)
+    kept = "; %d sizes were begun before" % rows if rows else ""
+    context.finding(
+        level,
+        code,
+        "%s, %s%s" % (trouble.text[:600], where, kept),
+        subject=None if trouble.rank is None else "rank %d" % trouble.rank,
+        evidence=trouble.evidence[:8],
+        action=action,
+    )
+
+
+def asks_for_control(report: Mapping[str, Any]) -> bool:
+    """Whether the failure is one that P2P can cause."""
+    if report["correctness"] == "wrong":
+        return True
+    failed = report["failure"]
+    if failed is None or report["ranks"] == 1 or _NO_MEMORY.search(failed["text"]):
+        return False
+    if failed["kind"] == "killed":
+        return "SIGKILL" not in failed["text"] and "SIGTERM" not in failed["text"]
+    return failed["kind"] in ("hang", "error", "exited") and failed["phase"] not in ("start", "import")
+
+
+def tell_control(context: Context, arm: Arm, settings: Mapping[str, str]) -> dict[str, Any]:
+    """Report what the run without P2P says; return the fields of a Control."""
+    wrong = any(row["wrong"] for row in arm.rows)
+    if arm.trouble is None and not wrong:
+        outcome = "healthy"
+        text = "without P2P the same collective is correct: P2P between these GPUs is at fault"
+    else:
+        outcome = "wrong" if wrong else "hang" if arm.trouble is not None and arm.trouble.kind in ("hang", "frozen") else "failed"
+        text = "without P2P it fails too: P2P alone is not the cause"
+    names = " ".join("%s=%s" % pair for pair in settings.items())
+    context.finding(
+        "fail" if outcome == "healthy" else "unknown",
+        "p2p-at-fault" if outcome == "healthy" else "control-fails-too",
+        "%s (%s)" % (text, names),
+        evidence=() if arm.trouble is None else (arm.trouble.text[:400], *arm.trouble.evidence[:3]),
+        action="work with %s until it is mended; on bare metal look at ACS and iommu=pt (rdiag topo)" % names
+        if outcome == "healthy"
+        else "look at rdiag gpu and rdiag env: driver, shared memory, NCCL_ variables",
+    )
+    return {"settings": dict(settings), "outcome": outcome, "text": text}
+
+
+def tell_no_time(context: Context) -> None:
+    """Report that there was no time for the run without P2P."""
+    context.finding("unknown", "no-control", "no time was left for the control run without P2P", action="raise --timeout")
+
+
+def tell_peak(context: Context, report: dict[str, Any]) -> None:
+    """Judge the peak, and put what it was held against into the report."""
+    if report["ranks"] == 1:
+        context.finding("skipped", "bandwidth", "one rank: nothing crosses a link, there is no bus bandwidth to judge")
