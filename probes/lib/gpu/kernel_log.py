@@ -14,6 +14,7 @@ from datetime import datetime
 from time import mktime, strptime
 
 from probes.lib.gpu import xid
+from probes.lib.gpu.busid import normalise
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -124,18 +125,6 @@ class Contents:
     """Name of a sandbox that makes its log up."""
 
 
-def bus_id(text: str) -> str | None:
-    """Return a bus id of the log in the form ``0000:1b:00.0``; None for what is none.
-
-    The driver leaves out the function, and sometimes the domain.
-    """
-    found = re.fullmatch(r"(?:([0-9a-fA-F]{4,8}):)?([0-9a-fA-F]{2}):([0-9a-fA-F]{2})(?:\.([0-7]))?", text.strip())
-    if found is None:
-        return None
-    domain, bus, device, function = found.groups()
-    return "%04x:%s:%s.%s" % (int(domain or "0", 16), bus.lower(), device.lower(), function or "0")
-
-
 def parse(lines: Iterable[str], *, boot_time_s: float | None = None, overrides: xid.Policy | None = None) -> Contents:
     """Read a kernel log.
 
@@ -235,26 +224,26 @@ class _Reader:
             return self._xid(text)
         if "fallen off the bus" in text:
             named = _LOST_GPU.search(text) or _LOST_HEAD.search(text)
-            where = bus_id(named.group(1)) if named else self._lost[0] if self._lost else None
+            where = normalise(named.group(1)) if named else self._lost[0] if self._lost else None
             self._lost = None
             known = xid.meaning(79)
             return self._make("fallen-off-bus", "fail", known.meaning, known.action, text, bus_id=where)
         head = _LOST_HEAD.search(text)
         if head:
             # "fallen off the bus" follows in one of the next lines, or something else that the driver says of a card.
-            self._lost = (bus_id(head.group(1)), self.contents.lines)
+            self._lost = (normalise(head.group(1)), self.contents.lines)
         elif self._lost is not None and self.contents.lines - self._lost[1] >= FALL_LINES:
             self._lost = None
         for kind, level, pattern, meaning, action in _DRIVER:
             if pattern.search(text):
                 named = re.search(r"GPU (?:at )?(?:PCI:)?(" + _BDF + ")", text)
-                where = bus_id(named.group(1)) if named else None
+                where = normalise(named.group(1)) if named else None
                 return self._make(kind, level, meaning, action, text, bus_id=where)
         return None
 
     def _xid(self, text: str) -> Event | None:
         found = _XID.search(text)
-        where = None if found is None else bus_id(found.group(1))
+        where = None if found is None else normalise(found.group(1))
         if found is None or where is None:
             self._unreadable(text)
             return None
@@ -269,7 +258,7 @@ class _Reader:
 
     def _sxid(self, text: str) -> Event | None:
         found = _SXID.search(text)
-        where = None if found is None else bus_id(found.group(2))
+        where = None if found is None else normalise(found.group(2))
         if found is None or where is None:
             self._unreadable(text)
             return None
@@ -301,7 +290,7 @@ class _Reader:
         return self._make(
             kind, "fail" if fatal else "degraded", "PCIe error, %s" % said,
             "check the seat of the card, risers and cables; pcie_aspm=off where it comes with changes of load",
-            text, bus_id=bus_id(where), severity=said,
+            text, bus_id=normalise(where), severity=said,
         )  # fmt: skip
 
     def _limited(self, text: str) -> Event | None:
@@ -312,7 +301,7 @@ class _Reader:
         return self._make(
             "pcie-limited", "degraded", "its PCIe link was narrower or slower than the card at boot",
             "look at the link under load; reseat the card, check riser and slot if it stays so",
-            text, bus_id=bus_id(where), speed_gts=float(speed), width=int(width), at=bus_id(at),
+            text, bus_id=normalise(where), speed_gts=float(speed), width=int(width), at=normalise(at),
         )  # fmt: skip
 
     def _crash(self, text: str) -> Event | None:
