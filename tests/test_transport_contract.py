@@ -15,6 +15,7 @@ from remote_diag.errors import ConnectionLost
 from remote_diag.host import Host
 from remote_diag.transport import for_host
 from remote_diag.transport.base import Channel, SafeCommand, SafePath, Transport, UploadUnavailable
+from remote_diag.transport.local import LocalTransport
 
 from .support import sshd
 
@@ -230,6 +231,22 @@ def test_close_from_another_thread_wakes_a_receiver(place: tuple[str, Host, Path
     with contextlib.suppress(ConnectionLost):
         while channel.receive(30.0) is not None:
             pass
+    assert time.monotonic() - started < 10.0
+    closer.join()
+
+
+def test_close_wakes_a_receiver_although_output_is_held_open_by_another_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "holder").write_text("sleep 4 &\ncat\n")
+    transport = LocalTransport(Host(name="here", transport="local"))
+    channel = transport.execute(SafeCommand("sh holder"))
+    closer = threading.Timer(0.2, transport.close)
+    closer.start()
+    started = time.monotonic()
+    with pytest.raises(ConnectionLost):
+        channel.receive(30.0)
     assert time.monotonic() - started < 10.0
     closer.join()
 

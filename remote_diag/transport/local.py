@@ -34,12 +34,18 @@ class LocalChannel:
         self._stdout, self._stderr = process.stdout.fileno(), process.stderr.fileno()
         self._open = {self._stdout, self._stderr}
         self._lock = threading.Lock()
+        self._sending, self._receiving = threading.Lock(), threading.Lock()
+        self._awake, self._alarm = os.pipe()
         self._closed = False
         for stream in (process.stdin, process.stdout, process.stderr):
             os.set_blocking(stream.fileno(), False)
 
     def send(self, data: bytes) -> None:
         """Write all of ``data``; output that arrives meanwhile is kept, so that neither side waits for the other."""
+        with self._sending:
+            self._send(data)
+
+    def _send(self, data: bytes) -> None:
         view = memoryview(data)
         deadline = time.monotonic() + SEND_TIMEOUT
         while view:
@@ -62,6 +68,10 @@ class LocalChannel:
 
     def receive(self, timeout: float) -> tuple[bytes, bytes] | None:
         """Return what arrived on (stdout, stderr); see :meth:`remote_diag.transport.base.Channel.receive`."""
+        with self._receiving:
+            return self._receive(timeout)
+
+    def _receive(self, timeout: float) -> tuple[bytes, bytes] | None:
         deadline = time.monotonic() + timeout
         while True:
             if self._closed:
@@ -91,7 +101,9 @@ class LocalChannel:
             if self._closed:
                 return
             self._closed = True
-        with contextlib.suppress(OSError):
+        # Whoever waits in another thread is woken, and must be gone before the numbers of its files are free for others.
+        os.write(self._alarm, b"!")
+        with self._sending, contextlib.suppress(OSError):
             self._stdin.close()
         # The agent takes the end of its stdin as the order to end the run; killing it at once would orphan the rest.
         try:
@@ -101,10 +113,13 @@ class LocalChannel:
                 os.killpg(self._process.pid, signal.SIGKILL)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(0.2)
-        for stream in (self._process.stdout, self._process.stderr):
-            if stream is not None:
-                with contextlib.suppress(OSError):
-                    stream.close()
+        with self._sending, self._receiving:
+            for stream in (self._process.stdout, self._process.stderr):
+                if stream is not None:
+                    with contextlib.suppress(OSError):
+                        stream.close()
+            os.close(self._awake)
+            os.close(self._alarm)
 
     @property
     def closed(self) -> bool:
@@ -120,6 +135,7 @@ class LocalChannel:
     def _wait(self, timeout: float, *, writing: bool = False) -> None:
         """Wait for one event, and read what can be read into the buffers."""
         with selectors.DefaultSelector() as selector:
+            selector.register(self._awake, selectors.EVENT_READ)
             for descriptor in self._open:
                 if len(self._buffers[descriptor]) < _BUFFERED:
                     selector.register(descriptor, selectors.EVENT_READ)
