@@ -7,7 +7,7 @@ Apart from this text, its effects and its backend the two files are the same.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ class Params:
 
     __pydantic_config__ = {"extra": "forbid", "allow_inf_nan": False, "use_attribute_docstrings": True}
 
-    collective: Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "send_recv"] = "all_reduce"
+    collective: Literal["all_reduce", "all_gather", "reduce_scatter", "alltoall", "broadcast", "reduce", "sendrecv"] = "all_reduce"
     """Which one."""
     sizes: str = "8:16M"
     """Bytes, the larger of what a rank sends and receives: ``FROM:TO``, each 4 times the last, ``FROM:TO:FACTOR``, or a list ``32K,1M``."""
@@ -48,6 +48,10 @@ class Params:
     """Port of the loopback at which ranks meet; without it a free one is chosen."""
     control: bool = True
     """Whether a run that fails is followed by one without P2P (NCCL_P2P_DISABLE=1)."""
+    thresholds: dict[str, float] = field(default_factory=dict)
+    """Thresholds in place of the shipped ones, by their name in thresholds.json."""
+    reference: tuple[str, ...] = ()
+    """Lines of a table of bandwidths of your own, columns as in reference_busbw.csv; they win over published ones."""
 
     def __post_init__(self) -> None:
         """Check what can be checked without the host."""

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from .options import pass_settings, running
 from .settings import Settings
+from .thresholds import read_overrides, thresholds_option
 
 if TYPE_CHECKING:
     from ..probe import Probe
 
-COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "send_recv")
+COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "alltoall", "broadcast", "reduce", "sendrecv")
 DTYPES = ("bf16", "fp16", "fp32", "fp64", "int32", "int64", "uint8")
 PROBES = {"nccl": "nccl", "gloo": "collectives-cpu"}
 """Backend -> the probe that measures with it; only the first is guarded against busy GPUs."""
@@ -37,9 +39,14 @@ PROBES = {"nccl": "nccl", "gloo": "collectives-cpu"}
 @click.option("--step-timeout", "step_timeout_s", type=click.FloatRange(1, 3600), metavar="SECONDS",
               help="What one size may take.  [default: 60]")  # fmt: skip
 @click.option("--port", type=click.IntRange(1, 65_535), metavar="N", help="Where ranks meet.  [default: a free port]")
+@click.option("--reference", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
+              help="CSV with bandwidths of your own; they win over published ones.")  # fmt: skip
+@thresholds_option
 @running
 @pass_settings
-def command(settings: Settings, /, backend: str, **given: Any) -> int:
+def command(  # noqa: PLR0917
+    settings: Settings, /, backend: str, reference: Path | None, thresholds_file: Path | None, **given: Any
+) -> int:
     """Measure a collective over all GPUs of a host: contents first, then latency, then bandwidth, then a verdict.
 
     \b
@@ -54,9 +61,34 @@ def command(settings: Settings, /, backend: str, **given: Any) -> int:
     if given["graph"] and backend == "gloo":
         raise click.UsageError("--graph needs GPUs: it does not go with --backend gloo")
     values = {name: value for name, value in given.items() if value is not None}
+    values["thresholds"] = read_overrides(thresholds_file)
+    values["reference"] = read_reference(reference)
 
     # The options are named after the probe's parameters.
     def params(probe: Probe[Any, Any]) -> Any:
         return build(probe, base=values)
 
     return execute(settings, PROBES[backend], params, view=render)
+
+
+def read_reference(path: Path | None) -> list[str]:
+    """Return the lines of a user's table of bandwidths, checked; none for None.
+
+    Raises:
+        ConfigError: it cannot be read, or is no such table.
+    """
+    if path is None:
+        return []
+    from ..errors import ConfigError
+    from ..files import read_file
+    from .parse import provide_probe_code
+
+    provide_probe_code()
+    from probes.lib.comm.reference import parse
+
+    try:
+        lines = read_file(path, limit=1 << 20).decode("utf-8").splitlines()
+        parse(lines, own=True)
+    except ValueError as error:
+        raise ConfigError(f"{path}: {error}", hint="the columns are those of reference_busbw.csv") from error
+    return lines

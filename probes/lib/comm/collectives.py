@@ -13,7 +13,7 @@ import tempfile
 from dataclasses import dataclass, field
 from time import monotonic
 
-from . import bandwidth, faults, load, plan, tables, workers
+from . import bandwidth, expectation, faults, load, plan, tables, verdict, workers
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ class Job:
     step_timeout_s: float
     start_timeout_s: float
     port: int | None
+    judge: verdict.Judge
     program: str = workers.PROGRAM
 
     @property
@@ -96,21 +97,22 @@ def measure_job(context: Context, job: Job, *, control: bool) -> dict[str, Any]:
         report["control"] = _control(context, job, folder, until)
     if job.cuda:
         load.judge(context, arm.load)
-        faults.tell_peak(context, report)
+        job.judge.peak(context, report)
     return report
 
 
 def _job(context: Context, backend: str, given: dict[str, Any]) -> Job:
     try:
         sizes = plan.parse_sizes(given.pop("sizes"))
+        judge = verdict.Judge(given.pop("thresholds"), given.pop("reference"))
     except ValueError as error:
         context.unfit(str(error))
     wanted = given.pop("ranks")
     ranks = _ranks(context, backend, wanted)
-    if given["collective"] == "send_recv" and ranks < 2:
-        context.unfit("send_recv needs two ranks, and there is one", "choose another collective")
+    if given["collective"] == "sendrecv" and ranks < 2:
+        context.unfit("sendrecv needs two ranks, and there is one", "choose another collective")
     made = plan.possible(sizes, given["collective"], ranks, plan.ELEMENT[given["dtype"]])
-    return Job(backend=backend, sizes=made, ranks=ranks, **given)
+    return Job(backend=backend, sizes=made, ranks=ranks, judge=judge, **given)
 
 
 def _ranks(context: Context, backend: str, wanted: int | None) -> int:
@@ -284,9 +286,13 @@ class _Steps:
 
 def _report(job: Job, arm: Arm) -> dict[str, Any]:
     timed = [row for row in arm.rows if row["time_us"] is not None]
-    telling = plan.TELLING["pcie"] if job.cuda else plan.LATENCY_UP_TO
-    large = [row for row in timed if row["size_bytes"] >= telling] if job.ranks > 1 else []
-    peak = max(large, key=lambda row: row["busbw_gbs"], default=None)
+    points = [(row["size_bytes"], row["busbw_gbs"]) for row in timed]
+    if job.cuda:
+        names = {ready["name"] for ready in arm.ready}
+        link = expectation.link_of(expectation.Conditions(names.pop() if len(names) == 1 else None, job.ranks, 1, job.collective))
+        peak = expectation.peak(points, link)
+    else:
+        peak = max((point for point in points if point[0] >= plan.LATENCY_UP_TO), key=lambda point: point[1], default=None)
     first = arm.ready[0] if arm.ready else {}
     devices = [
         {"rank": rank, "name": ready["name"], "bus_id": ready["bus_id"], "uuid": ready["uuid"]}
@@ -299,8 +305,8 @@ def _report(job: Job, arm: Arm) -> dict[str, Any]:
         rows=arm.rows,
         complete=arm.trouble is None and not arm.left_out,
         ranks=job.ranks,
-        peak_busbw_gbs=None if peak is None else peak["busbw_gbs"],
-        peak_size_bytes=None if peak is None else peak["size_bytes"],
+        peak_busbw_gbs=None if peak is None else peak[1],
+        peak_size_bytes=None if peak is None else peak[0],
         devices=tuple(devices),
         load=tuple(arm.load),
         failure=faults.failure(arm),

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
 _PORT_TAKEN = re.compile(r"EADDRINUSE|address already in use", re.I)
 _NO_MEMORY = re.compile(r"out of memory|cannot allocate memory|can't allocate memory", re.I)
-_SPREAD = 5.0
 
 # kind -> (level, what to do)
 _ADVICE: dict[str, tuple[Literal["fail", "unknown"], str]] = {
@@ -77,18 +76,6 @@ def tell(context: Context, report: Mapping[str, Any], arm: Arm) -> None:
         )
     if arm.left_out and arm.trouble is None:
         context.finding("unknown", "sizes-left-out", "%d sizes were not measured: too little memory is free" % len(arm.left_out))
-    noisy = [row for row in rows if row["spread_pct"] is not None and row["spread_pct"] > _SPREAD]
-    if noisy and report["backend"] == "nccl":
-        context.finding(
-            "degraded",
-            "times-vary",
-            "repeated bursts of %d bytes differ by more than %g %%" % (noisy[0]["size_bytes"], _SPREAD),
-            value=round(noisy[0]["spread_pct"], 2),
-            unit="%",
-            threshold=_SPREAD,
-            threshold_source="rdiag: (longest - shortest) / median of three bursts",
-            action="look for others on this host's CPUs and links, and for throttling; then measure again",
-        )
 
 
 def _tell_trouble(context: Context, trouble: Trouble, size: int | None, rows: int) -> None:
@@ -153,8 +140,3 @@ def tell_no_time(context: Context) -> None:
     """Report that there was no time for the run without P2P."""
     context.finding("unknown", "no-control", "no time was left for the control run without P2P", action="raise --timeout")
 
-
-def tell_peak(context: Context, report: dict[str, Any]) -> None:
-    """Judge the peak, and put what it was held against into the report."""
-    if report["ranks"] == 1:
-        context.finding("skipped", "bandwidth", "one rank: nothing crosses a link, there is no bus bandwidth to judge")

@@ -11,13 +11,11 @@ FACTOR = 4
 MOST_SIZES = 128
 LATENCY_UP_TO = 1 << 20
 """Bytes: up to here latency tells, above it bandwidth does."""
-TELLING = {"nvlink": 256 << 20, "pcie": 64 << 20}
-"""Bytes from which on a peak says what the links can do (field manual of the NCCL timings in section "sweep")."""
 ELEMENT = {"bf16": 2, "fp16": 2, "fp32": 4, "fp64": 8, "int32": 4, "int64": 8, "uint8": 1}
 """Bytes of an element."""
 REDOPS = {"all_reduce": "sum", "reduce": "sum", "reduce_scatter": "sum"}
 ROOTS = {"broadcast": 0, "reduce": 0}
-SPLIT = frozenset({"all_gather", "reduce_scatter", "all_to_all"})
+SPLIT = frozenset({"all_gather", "reduce_scatter", "alltoall"})
 """Collectives whose size is divided among the ranks."""
 IN_PLACE = frozenset({"all_reduce", "broadcast", "reduce"})
 """Collectives that are called with one buffer."""

@@ -98,7 +98,7 @@ class Collective:
     def _reduce_scatter(self) -> None:
         self._dist.reduce_scatter_tensor(self._out, self._in)
 
-    def _all_to_all(self) -> None:
+    def _alltoall(self) -> None:
         self._dist.all_to_all_single(self._out, self._in)
 
     def _broadcast(self) -> None:
@@ -107,7 +107,7 @@ class Collective:
     def _reduce(self) -> None:
         self._dist.reduce(self._in, dst=0)
 
-    def _send_recv(self) -> None:
+    def _sendrecv(self) -> None:
         dist = self._dist
         following, previous = (self._rank + 1) % self._ranks, (self._rank - 1) % self._ranks
         for work in dist.batch_isend_irecv(
@@ -123,7 +123,7 @@ class Collective:
             self._out.fill_(_UNWRITTEN.get(self._dtype, -1))
         if self._name == "broadcast" and self._rank:
             self._in.fill_(_UNWRITTEN.get(self._dtype, -1))
-        elif self._name == "all_to_all":
+        elif self._name == "alltoall":
             for target, part in enumerate(self._in.split(self._part)):
                 self._write(part, self._pattern.of(self._rank, target))
         else:
@@ -140,9 +140,9 @@ class Collective:
             return self._differing(out, pattern.total(ranks, self._rank * self._part))
         if self._name == "broadcast":
             return self._differing(out, pattern.of(0))
-        if self._name == "send_recv":
+        if self._name == "sendrecv":
             return self._differing(out, pattern.of((self._rank - 1) % ranks))
-        target = self._rank if self._name == "all_to_all" else 0
+        target = self._rank if self._name == "alltoall" else 0
         parts = enumerate(out.split(self._part))
         return sum(self._differing(part, pattern.of(source, target)) for source, part in parts)
 

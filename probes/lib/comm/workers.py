@@ -161,9 +161,9 @@ class Group:
         """Return it; the ranks run."""
         return self
 
-    def __exit__(self, *_: object) -> None:
-        """End all ranks."""
-        self.end()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """End all ranks; after an exception without asking them first."""
+        self.end(ask=kind is None)
 
     def _start(self, spec: dict[str, Any], folder: str, env: Mapping[str, str], program: str) -> None:
         rank = spec["rank"]
@@ -314,10 +314,9 @@ class Group:
 
     # -- the end
 
-    def end(self) -> None:
-        """End all ranks: in order where they still answer, by SIGKILL where not."""
-        healthy = self.workers and all(not self._in_trouble(worker) and not worker.answers for worker in self.workers)
-        if healthy and all(worker.phase not in ("start", "import", "meet") for worker in self.workers):
+    def end(self, *, ask: bool = False) -> None:
+        """End all ranks by SIGKILL; where ``ask`` is set, those that are idle may leave the group in order before."""
+        if ask and not any(self._in_trouble(worker) for worker in self.workers):
             self.order(do="stop")
             until = monotonic() + _LEAVE
             while monotonic() < until and any(worker.process.poll() is None for worker in self.workers):

@@ -1,0 +1,275 @@
+"""Ranks that misbehave: what is said of them, what is kept, and that nobody stays."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from probes import nccl
+from probes.lib.comm import collectives, plan, verdict, workers
+from remote_diag.testing import RecordingContext
+from tests.support import processes
+
+STAND_IN = str(Path(__file__).resolve().parents[2] / "support" / "stand_in_rank.py")
+SIZES = [8, 1 << 20, 64 << 20]
+
+
+class Bench:
+    """Runs jobs whose ranks are stand-ins."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.folder = folder
+        self._patch = monkeypatch
+        self.context = RecordingContext(folder)
+
+    def run(self, play: dict[str, Any] | None = None, *, control: bool = True, **job: Any) -> nccl.Result:
+        self._patch.setenv("PLAY", json.dumps(play or {}))
+        fields: dict[str, Any] = {
+            "backend": "nccl", "collective": "all_reduce", "sizes": SIZES, "dtype": "bf16", "ranks": 3, "graph": False,
+            "check": True, "iterations": None, "judge": verdict.Judge({}), "step_timeout_s": 3.0, "start_timeout_s": 20.0, "port": None, "program": STAND_IN,
+        }  # fmt: skip
+        done = collectives.Job(**{**fields, **job})
+        result = nccl.build_result(collectives.measure_job(self.context, done, control=control))
+        assert processes.gone(STAND_IN, str(self.folder)) == []
+        return result
+
+    @property
+    def codes(self) -> dict[str, str]:
+        """Code -> level of what was found."""
+        return {finding.code: finding.level for finding in self.context.findings}
+
+
+@pytest.fixture
+def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    monkeypatch.delenv("NCCL_P2P_DISABLE", raising=False)
+    return Bench(tmp_path, monkeypatch)
+
+
+def test_healthy_ranks(bench: Bench) -> None:
+    result = bench.run()
+    assert (result.complete, result.correctness, result.ranks, result.failure) == (True, "ok", 3, None)
+    assert [row.size_bytes for row in result.rows] == SIZES
+    row = result.rows[-1]
+    assert row.time_us is not None and row.algbw_gbs is not None  # noqa: PT018
+    assert row.time_us == pytest.approx(10 + SIZES[-1] / 1e4)
+    assert row.algbw_gbs == pytest.approx(SIZES[-1] / row.time_us / 1e3)
+    assert row.busbw_gbs == pytest.approx(row.algbw_gbs * 4 / 3)
+    assert (result.peak_busbw_gbs, result.peak_size_bytes) == (row.busbw_gbs, SIZES[-1])
+    assert row.latency is not None
+    # The third rank is always the last, and what counts.
+    assert (row.latency.slowest_rank, row.latency.slowest_share) == (2, 1.0)
+    assert row.latency.p50_us == pytest.approx(row.time_us + 2)
+    assert result.rows[0].latency is not None
+    assert result.rows[0].latency.iterations == 200
+    assert bench.codes["data-correct"] == "ok"
+    assert "fail" not in bench.codes.values()
+
+
+@pytest.mark.parametrize(
+    ("play", "kind", "code"),
+    [
+        ({"do": "kill"}, "killed", "rank-killed"),
+        ({"do": "exit"}, "exited", "rank-exited"),
+        ({"do": "stop"}, "frozen", "rank-frozen"),
+        ({"do": "hang"}, "hang", "collective-hang"),
+        ({"do": "error"}, "error", "collective-failed"),
+    ],
+)
+def test_one_rank_fails_in_the_middle(bench: Bench, play: dict[str, Any], kind: str, code: str) -> None:
+    begun = time.monotonic()
+    result = bench.run({**play, "rank": 1, "phase": "burst", "size": 1 << 20}, control=False)
+    assert time.monotonic() - begun < 30
+    assert result.failure is not None
+    assert (result.failure.kind, result.failure.rank) == (kind, 1)
+    assert (result.failure.phase, result.failure.size_bytes) == ("burst", 1 << 20)
+    assert not result.complete
+    assert bench.codes[code] == "fail"
+    assert "data-correct" not in bench.codes
+    (found,) = [finding for finding in bench.context.findings if finding.code == code]
+    assert found.subject == "rank 1"
+    assert "burst" in found.message
+    # What was measured before is kept; the size that failed was checked, and has no time.
+    assert [(row.size_bytes, row.time_us is None, row.wrong) for row in result.rows] == [(8, False, 0), (1 << 20, True, 0)]
+
+
+def test_a_silent_rank_is_frozen(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "SILENT", 1.0)
+    result = bench.run({"do": "silent", "rank": 2, "phase": "check", "size": 8}, control=False, step_timeout_s=20.0)
+    assert result.failure is not None
+    assert (result.failure.kind, result.failure.rank) == ("frozen", 2)
+
+
+def test_all_ranks_hang_in_the_same_call(bench: Bench) -> None:
+    result = bench.run({"do": "hang", "phase": "check", "size": 8}, control=False, step_timeout_s=1.0)
+    assert result.failure is not None
+    assert (result.failure.kind, result.failure.rank, result.failure.phase) == ("hang", None, "check")
+    assert result.rows == ()
+    assert result.correctness == "not_checked"
+
+
+@pytest.mark.parametrize("phase", ["import", "meet"])
+def test_ranks_that_never_meet(bench: Bench, phase: str) -> None:
+    result = bench.run({"do": "hang", "rank": 1, "phase": phase}, control=False, start_timeout_s=1.5)
+    assert result.failure is not None
+    assert (result.failure.kind, result.failure.rank, result.failure.phase) == ("hang", 1, phase)
+
+
+def test_a_rank_stopped_while_it_starts(bench: Bench) -> None:
+    result = bench.run({"do": "stop", "rank": 1, "phase": "import"}, control=False, start_timeout_s=30.0)
+    assert result.failure is not None
+    assert (result.failure.kind, result.failure.rank) == ("frozen", 1)
+
+
+def test_nonsense_from_a_rank_is_no_answer(bench: Bench) -> None:
+    assert bench.run({"do": "garbage", "rank": 1, "phase": "check", "size": 8}).complete
+
+
+def test_wrong_data_is_found_and_the_control_names_p2p(bench: Bench) -> None:
+    result = bench.run({"do": "wrong", "rank": 1, "phase": "check", "size": 1 << 20, "with_p2p": True})
+    assert result.correctness == "wrong"
+    assert [row.wrong for row in result.rows] == [0, 3, 0]
+    assert result.complete
+    assert result.control is not None
+    assert (result.control.outcome, result.control.settings) == ("healthy", {"NCCL_P2P_DISABLE": "1"})
+    assert bench.codes["wrong-data"] == "fail"
+    assert bench.codes["p2p-at-fault"] == "fail"
+    assert "data-correct" not in bench.codes
+
+
+@pytest.mark.parametrize(
+    ("play", "outcome"),
+    [
+        ({"do": "hang", "phase": "check", "with_p2p": True}, "healthy"),
+        ({"do": "hang", "phase": "check"}, "hang"),
+        ({"do": "error", "phase": "check"}, "failed"),
+        ({"do": "kill", "rank": 0, "phase": "check", "signal": int(signal.SIGSEGV), "with_p2p": True}, "healthy"),
+        ({"do": "wrong", "phase": "check"}, "wrong"),
+    ],
+)
+def test_the_control_run(bench: Bench, play: dict[str, Any], outcome: str) -> None:
+    result = bench.run(play, step_timeout_s=1.0)
+    assert result.control is not None
+    assert result.control.outcome == outcome
+    code = "p2p-at-fault" if outcome == "healthy" else "control-fails-too"
+    assert bench.codes[code] == ("fail" if outcome == "healthy" else "unknown")
+
+
+@pytest.mark.parametrize(
+    "play",
+    [
+        {"do": "stop", "rank": 1, "phase": "check"},
+        {"do": "kill", "rank": 1, "phase": "check"},
+        {"do": "error", "phase": "prepare", "text": "CUDA error: out of memory"},
+    ],
+)
+def test_what_p2p_cannot_cause_has_no_control_run(bench: Bench, play: dict[str, Any]) -> None:
+    assert bench.run(play).control is None
+
+
+def test_no_memory_is_unknown_and_not_a_fault(bench: Bench) -> None:
+    bench.run({"do": "error", "phase": "prepare", "text": "CUDA out of memory. Tried to allocate 4 GiB"})
+    assert bench.codes["out-of-memory"] == "unknown"
+    assert "fail" not in bench.codes.values()
+
+
+def test_the_first_warning_of_nccl_is_evidence(bench: Bench) -> None:
+    bench.run({"do": "error", "rank": 1, "phase": "check"}, control=False)
+    (found,) = [finding for finding in bench.context.findings if finding.code == "collective-failed"]
+    assert any("NCCL WARN the first word" in line for line in found.evidence)
+
+
+def test_the_deadline_of_the_run_keeps_what_was_measured(bench: Bench) -> None:
+    bench.context = RecordingContext(bench.folder, seconds=collectives._RESERVE + 2)
+    result = bench.run({"do": "hang", "phase": "burst", "size": 1 << 20}, step_timeout_s=60.0)
+    assert result.failure is not None
+    assert result.failure.kind == "deadline"
+    assert bench.codes["deadline"] == "unknown"
+    assert result.rows[0].time_us is not None
+
+
+def test_a_port_that_is_taken(bench: Bench) -> None:
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        result = bench.run(port=holder.getsockname()[1])
+    assert result.failure is not None
+    assert result.failure.kind == "port-taken"
+    assert bench.codes == {"port-taken": "unknown"}
+
+
+def test_a_port_that_is_taken_meanwhile_is_replaced(bench: Bench) -> None:
+    result = bench.run({"do": "error", "rank": 0, "phase": "meet", "text": "EADDRINUSE: address already in use"})
+    assert result.failure is not None
+    assert result.failure.kind == "port-taken"
+
+
+def test_sizes_that_do_not_fit_are_left_out_and_told(bench: Bench) -> None:
+    result = bench.run(sizes=[8, 1 << 30])
+    assert [row.size_bytes for row in result.rows] == [8]
+    assert not result.complete
+    assert bench.codes["sizes-left-out"] == "unknown"
+
+
+def test_one_rank_has_no_bandwidth(bench: Bench) -> None:
+    result = bench.run(ranks=1)
+    assert {row.busbw_gbs for row in result.rows} == {0.0}
+    assert result.peak_busbw_gbs is None
+    assert bench.codes["busbw"] == "skipped"
+
+
+def test_without_a_check_nothing_is_said_to_be_correct(bench: Bench) -> None:
+    result = bench.run(check=False)
+    assert result.correctness == "not_checked"
+    assert "data-correct" not in bench.codes
+
+
+def test_the_two_probes_are_the_same() -> None:
+    texts = [(Path(nccl.__file__).with_name(name)).read_text() for name in ("nccl.py", "collectives_cpu.py")]
+    bodies = [text[text.index("from __future__") :] for text in texts]
+    for old, new in (
+        ('("runs-commands", "cuda", "collectives")', '("runs-commands",)'), ('= "nccl"', '= "gloo"'),
+        ('"8:4G"', '"8:16M"'), ('= "bf16"', '= "fp32"'),
+    ):  # fmt: skip
+        assert old in bodies[0]
+        bodies[0] = bodies[0].replace(old, new, 1)
+    assert bodies[0] == bodies[1]
+
+
+@pytest.mark.parametrize(
+    ("text", "sizes"),
+    [
+        ("8:128", [8, 32, 128]),
+        ("8:100", [8, 32, 100]),
+        ("1K:4K:2", [1024, 2048, 4096]),
+        ("32K,1M", [32 << 10, 1 << 20]),
+        ("7", [7]),
+    ],
+)
+def test_sizes(text: str, sizes: list[int]) -> None:
+    assert plan.parse_sizes(text) == sizes
+
+
+@pytest.mark.parametrize("text", ["", "0", "8:", "4G:8", "1:8:1", "1:8:2:2", "x", "1,,2", "1:4G:1024x", "-8:8", "1T"])
+def test_no_sizes(text: str) -> None:
+    with pytest.raises(ValueError, match=r".+"):
+        plan.parse_sizes(text)
+
+
+def test_sizes_are_whole_elements_of_every_rank() -> None:
+    assert plan.possible([8, 32, 100], "all_reduce", 8, 2) == [8, 32, 100]
+    assert plan.possible([8, 32, 100], "all_gather", 8, 4) == [32, 96]
+    assert plan.possible([1], "all_reduce", 2, 8) == [8]
+
+
+def test_latency_is_that_of_the_slowest_rank_of_each_call() -> None:
+    told = plan.latency({0: [1.0, 9.0, 2.0], 1: [3.0, 4.0, 5.0]})
+    assert (told["min_us"], told["p50_us"], told["max_us"]) == (3.0, 5.0, 9.0)
+    assert (told["slowest_rank"], told["slowest_share"]) == (1, pytest.approx(2 / 3))
+    assert plan.nearest_rank([float(n) for n in range(1, 201)], 0.99) == 198.0
+    assert plan.nearest_rank([1.0], 0.99) == 1.0
