@@ -21,13 +21,13 @@ FACTORS: dict[str, str] = {
     "all_reduce": TWICE_ALL_BUT_ONE,
     "all_gather": ALL_BUT_ONE,
     "reduce_scatter": ALL_BUT_ONE,
-    "all_to_all": ALL_BUT_ONE,
-    "all_to_all_v": ALL_BUT_ONE,
+    "alltoall": ALL_BUT_ONE,
+    "alltoallv": ALL_BUT_ONE,
     "gather": ALL_BUT_ONE,
     "scatter": ALL_BUT_ONE,
     "broadcast": ONE,
     "reduce": ONE,
-    "send_recv": ONE,
+    "sendrecv": ONE,
     "hypercube": ONE,
 }
 """Each collective that is known, and the rule of its bus bandwidth (n = ranks)."""

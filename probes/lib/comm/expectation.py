@@ -27,7 +27,7 @@ SATURATED_BYTES = {"nvlink": 1 << 30, "nvlink-bridge": 1 << 30, "pcie": 32 << 20
 """From which size on a published figure also holds for larger ones."""
 MIDDLE_BYTES = 16 << 20
 """Below it, tools differ too much in what a call costs for a figure of one to be held against another."""
-_RINGS = frozenset({"all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "send_recv"})
+_RINGS = frozenset({"all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "sendrecv"})
 _USUAL_LANES = 16
 
 

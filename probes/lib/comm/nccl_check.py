@@ -110,16 +110,16 @@ def _by_shape(table: Table, ratio: float | None) -> str | None:
         # Gather and scatter have a root, too.
         return "broadcast" if one else None
     if "redop" in table.columns and "root" not in table.columns:
-        return "all_to_all"
+        return "alltoall"
     if one:
-        return "send_recv"
+        return "sendrecv"
     if table.old_errors:
         return "all_gather"
     sides = [side for line in table.lines for side in line.sides]
     in_place = [side.wrong for side in sides if side.in_place]
     out_of_place = [side.wrong for side in sides if not side.in_place]
     only_out = bool(in_place) and all(wrong is None for wrong in in_place) and all(wrong is not None for wrong in out_of_place)
-    return "all_to_all" if only_out else None
+    return "alltoall" if only_out else None
 
 
 def _ratio(table: Table) -> float | None:
@@ -261,7 +261,7 @@ def _checked(side: Side, collective: str | None, *, old: bool) -> bool:
         # Deviations above zero are judged by the count below the table only.
         return side.max_error is not None
     # An all-to-all in place overwrites what it would be compared with: it is never checked.
-    return side.wrong is not None or (side.in_place and collective in {"all_to_all", "all_to_all_v"})
+    return side.wrong is not None or (side.in_place and collective in {"alltoall", "alltoallv"})
 
 
 def told_by(reading: Reading, source: str) -> Reading:

@@ -28,7 +28,7 @@ _NOISY_FROM = 1 << 20
 """Bytes from which on a spread of single calls tells of more than the cost of launching them."""
 _SPELLED = re.compile(
     "|".join(
-        sorted((name.replace("_", "[_-]?") for name in bandwidth.FACTORS), key=len, reverse=True)
+        sorted((name.replace("_", "[_-]?") for name in (*bandwidth.FACTORS, "all_to_all", "send_recv")), key=len, reverse=True)
     )
 )
 
