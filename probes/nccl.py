@@ -56,6 +56,16 @@ class Params:
     """Thresholds in place of the shipped ones, by their name in thresholds.json."""
     reference: tuple[str, ...] = ()
     """Lines of a table of bandwidths of your own, columns as in reference_busbw.csv; they win over published ones."""
+    binary: str | None = None
+    """A program of nccl-tests on the host, such as /opt/nccl-tests/build/all_reduce_perf, to run in place of rdiag's own ranks."""
+    arguments: tuple[str, ...] = ()
+    """Its arguments; without them it is asked for the same sizes, type, ranks, checks and calls as rdiag's own ranks."""
+    gpu: str | None = None
+    """Name of the GPUs that a file is from, where it does not say."""
+    file_collective: str | None = None
+    """Which collective a file is of, where it does not say."""
+    file_name: str = ""
+    """Name of the file that is parsed; it may hold the name of the collective."""
 
     def __post_init__(self) -> None:
         """Check what can be checked without the host."""
@@ -69,6 +79,12 @@ class Params:
             raise ValueError("timeouts must be 1 to 3600 seconds")
         if self.port is not None and not 1 <= self.port <= 65_535:
             raise ValueError("port must be 1 to 65535")
+        if self.binary is not None and BACKEND == "gloo":
+            raise ValueError("programs of nccl-tests need GPUs: binary needs the probe nccl")
+        if self.arguments and self.binary is None:
+            raise ValueError("arguments are those of a binary: give one")
+        if len(self.arguments) > 100 or any("\0" in word or len(word) > 4096 for word in self.arguments):
+            raise ValueError("arguments must be at most 100, without zero bytes")
         if self.graph and BACKEND == "gloo":
             raise ValueError("only CUDA has graphs: graph needs the probe nccl")
 
@@ -83,8 +99,8 @@ class Latency:
     """Calls."""
     min_us: float
     """Shortest, microseconds."""
-    p50_us: float
-    """Median, microseconds, nearest rank."""
+    p50_us: float | None
+    """Median, microseconds, nearest rank; null where a file does not tell it."""
     p99_us: float
     """99 of 100 took no longer, microseconds, nearest rank."""
     max_us: float
@@ -277,10 +293,56 @@ class Result:
 
 def run(params: Params, context: Context) -> Result:
     """Measure, and put the numbers into the result."""
+    if params.binary is not None:
+        return _run_binary(params.binary, params, context)
     from probes.lib.comm import collectives
 
-    report = collectives.measure(context, BACKEND, **vars(params))
-    return build_result(report)
+    own = {name: value for name, value in vars(params).items() if name not in _OF_PROGRAMS}
+    return build_result(collectives.measure(context, BACKEND, **own))
+
+
+def parse(data: bytes, params: Params, context: Context) -> Result:
+    """Read text or JSON of nccl-tests, or a log of NCCL.
+
+    Raises:
+        ValueError: It is neither.
+    """
+    from probes.lib.comm import nccl_report
+
+    fields, findings = nccl_report.parse(data, _given(params, "file"))
+    for finding in findings:
+        context.finding(**finding)
+    return build_result(fields)
+
+
+_OF_PROGRAMS = {"binary", "arguments", "gpu", "file_collective", "file_name"}
+"""Parameters that rdiag's own ranks do not need."""
+
+
+def _run_binary(binary: str, params: Params, context: Context) -> Result:
+    from probes.lib.comm import nccl_binary
+
+    words = params.arguments
+    if not words:
+        names = ("sizes", "dtype", "ranks", "graph", "check", "iterations")
+        try:
+            words = tuple(nccl_binary.arguments(**{name: getattr(params, name) for name in names}))
+        except ValueError as error:
+            context.unfit(str(error))
+    fields, findings = nccl_binary.measure(context, binary, words, _given(params, "binary"))
+    for finding in findings:
+        context.finding(**finding)
+    return build_result(fields)
+
+
+def _given(params: Params, source: str) -> Any:
+    from probes.lib.comm import nccl_report, reference
+    from probes.lib.gpu.thresholds import Thresholds
+
+    return nccl_report.Given(
+        Thresholds(params.thresholds), source=source, name=params.file_name, collective=params.file_collective, gpu=params.gpu,
+        own=reference.parse(params.reference, own=True) if params.reference else (),
+    )  # fmt: skip
 
 
 def build_result(report: dict[str, Any]) -> Result:
