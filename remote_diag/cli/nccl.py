@@ -44,7 +44,7 @@ PROBES = {"nccl": "nccl", "gloo": "collectives-cpu"}
 @thresholds_option
 @running
 @pass_settings
-def command(  # noqa: PLR0917
+def command(
     settings: Settings, /, backend: str, reference: Path | None, thresholds_file: Path | None, **given: Any
 ) -> int:
     """Measure a collective over all GPUs of a host: contents first, then latency, then bandwidth, then a verdict.

@@ -1,7 +1,7 @@
 """A rank without torch: speaks as ``worker_main`` does, and misbehaves as the variable ``PLAY`` says.
 
 ``PLAY`` is a JSON object: ``do`` (hang, kill, exit, error, stop, wrong, silent, garbage), ``rank``, ``phase`` and
-``size`` of the moment, ``text`` of an error, ``with_p2p``: only where P2P is on.
+``size`` of the moment, ``text`` of an error, ``name`` of the GPUs, ``with_p2p``: only where P2P is on.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def phase(name: str, size: int | None = None) -> None:
 def main() -> None:
     phase("import")
     phase("meet")
-    say(ready=True, name="Stand-in", bus_id=f"0000:{SPEC['rank']:02x}:00.0", uuid=None, free=1 << 30, torch="2.9", library="2.27.7")
+    say(ready=True, name=PLAY.get("name", "Stand-in"), bus_id=f"0000:{SPEC['rank']:02x}:00.0", uuid=None, free=1 << 30, torch="2.9", library="2.27.7")
     size = 0
     for line in sys.stdin:
         order = json.loads(line)

@@ -13,7 +13,8 @@ import tempfile
 from dataclasses import dataclass, field
 from time import monotonic
 
-from . import bandwidth, expectation, faults, load, plan, tables, verdict, workers
+from . import bandwidth, faults, load, plan, tables, workers
+from .judge import Judge
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ class Job:
     step_timeout_s: float
     start_timeout_s: float
     port: int | None
-    judge: verdict.Judge
+    judge: Judge
     program: str = workers.PROGRAM
 
     @property
@@ -97,14 +98,14 @@ def measure_job(context: Context, job: Job, *, control: bool) -> dict[str, Any]:
         report["control"] = _control(context, job, folder, until)
     if job.cuda:
         load.judge(context, arm.load)
-        job.judge.peak(context, report)
+        job.judge.judge(context, report)
     return report
 
 
 def _job(context: Context, backend: str, given: dict[str, Any]) -> Job:
     try:
         sizes = plan.parse_sizes(given.pop("sizes"))
-        judge = verdict.Judge(given.pop("thresholds"), given.pop("reference"))
+        judge = Judge(given.pop("thresholds"), given.pop("reference"))
     except ValueError as error:
         context.unfit(str(error))
     wanted = given.pop("ranks")
@@ -286,13 +287,9 @@ class _Steps:
 
 def _report(job: Job, arm: Arm) -> dict[str, Any]:
     timed = [row for row in arm.rows if row["time_us"] is not None]
-    points = [(row["size_bytes"], row["busbw_gbs"]) for row in timed]
-    if job.cuda:
-        names = {ready["name"] for ready in arm.ready}
-        link = expectation.link_of(expectation.Conditions(names.pop() if len(names) == 1 else None, job.ranks, 1, job.collective))
-        peak = expectation.peak(points, link)
-    else:
-        peak = max((point for point in points if point[0] >= plan.LATENCY_UP_TO), key=lambda point: point[1], default=None)
+    large = [row for row in timed if row["size_bytes"] >= plan.LATENCY_UP_TO] if job.ranks > 1 and not job.cuda else []
+    # On GPUs the judge says from which size on a peak counts.
+    peak = max(large, key=lambda row: row["busbw_gbs"], default=None)
     first = arm.ready[0] if arm.ready else {}
     devices = [
         {"rank": rank, "name": ready["name"], "bus_id": ready["bus_id"], "uuid": ready["uuid"]}
@@ -305,8 +302,8 @@ def _report(job: Job, arm: Arm) -> dict[str, Any]:
         rows=arm.rows,
         complete=arm.trouble is None and not arm.left_out,
         ranks=job.ranks,
-        peak_busbw_gbs=None if peak is None else peak[1],
-        peak_size_bytes=None if peak is None else peak[0],
+        peak_busbw_gbs=None if peak is None else peak["busbw_gbs"],
+        peak_size_bytes=None if peak is None else peak["size_bytes"],
         devices=tuple(devices),
         load=tuple(arm.load),
         failure=faults.failure(arm),

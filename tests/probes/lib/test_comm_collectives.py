@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from probes import nccl
-from probes.lib.comm import collectives, plan, verdict, workers
+from probes.lib.comm import collectives, plan, workers
+from probes.lib.comm.judge import Judge
 from remote_diag.testing import RecordingContext
 from tests.support import processes
 
@@ -32,7 +33,7 @@ class Bench:
         self._patch.setenv("PLAY", json.dumps(play or {}))
         fields: dict[str, Any] = {
             "backend": "nccl", "collective": "all_reduce", "sizes": SIZES, "dtype": "bf16", "ranks": 3, "graph": False,
-            "check": True, "iterations": None, "judge": verdict.Judge({}), "step_timeout_s": 3.0, "start_timeout_s": 20.0, "port": None, "program": STAND_IN,
+            "check": True, "iterations": None, "judge": Judge({}), "step_timeout_s": 3.0, "start_timeout_s": 20.0, "port": None, "program": STAND_IN,
         }  # fmt: skip
         done = collectives.Job(**{**fields, **job})
         result = nccl.build_result(collectives.measure_job(self.context, done, control=control))
@@ -220,7 +221,19 @@ def test_one_rank_has_no_bandwidth(bench: Bench) -> None:
     result = bench.run(ranks=1)
     assert {row.busbw_gbs for row in result.rows} == {0.0}
     assert result.peak_busbw_gbs is None
-    assert bench.codes["busbw"] == "skipped"
+    assert bench.codes["one-rank"] == "skipped"
+
+
+def test_the_peak_is_judged(bench: Bench) -> None:
+    result = bench.run({"name": "NVIDIA H200"}, ranks=8)
+    assert result.expectation is not None
+    assert result.expectation.ratio == pytest.approx((result.peak_busbw_gbs or 0) / result.expectation.busbw_gbs)
+    assert bench.codes["busbw"] == "fail"
+
+
+def test_a_peak_without_a_figure_is_unknown(bench: Bench) -> None:
+    assert bench.run().expectation is None
+    assert bench.codes["no-expectation"] == "unknown"
 
 
 def test_without_a_check_nothing_is_said_to_be_correct(bench: Bench) -> None:
