@@ -248,6 +248,8 @@ METRICS: tuple[Metric, ...] = (
         (
             _POWER + "/power_draw", _POWER + "/average_power_draw", _OLD_POWER + "/power_draw", _Q_POWER + "/Power Draw",
             _Q_POWER + "/Average Power Draw", _Q_OLD_POWER + "/Power Draw",
+            # Before Ampere there is no average, and power.draw is this.
+            _POWER + "/instant_power_draw", _Q_POWER + "/Instantaneous Power Draw",
         ),
     ),
     Metric(
