@@ -90,12 +90,12 @@ def without(asked: Sequence[str], refused: str) -> tuple[str, ...]:
 
 
 class _Column:
-    """One column: which metric it holds, if any, and whether its unit is the one that this metric has."""
+    """One column: which metric it holds, if any, and whether the header gives it another unit than that metric has."""
 
     def __init__(self, name: str, header_unit: str | None = None) -> None:
         self.name = name
         self.metric: Metric | None = BY_FIELD.get(name)
-        self.right = self.metric is None or header_unit is None or header_unit == self.metric.unit
+        self.right = self.metric is None or not header_unit or header_unit == self.metric.unit
 
 
 def parse_gpu_csv(text: str, asked: Sequence[str] = ()) -> Answer:
@@ -157,7 +157,7 @@ def _columns(lines: Sequence[str], asked: Sequence[str]) -> tuple[list[_Column],
             name = match.group("name") if match else ""
             if name not in BY_FIELD and len(cells) == len(asked):
                 name = asked[position]
-            columns.append(_Column(name, (match.group("unit") if match else None) or ""))
+            columns.append(_Column(name, match.group("unit") if match else None))
         return columns, number
     return [_Column(name) for name in asked], -1
 

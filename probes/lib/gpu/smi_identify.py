@@ -57,6 +57,7 @@ KINDS: dict[str, Kind] = {
         Kind("lspci", "lspci", "it is read on the host: rdiag topo HOST"),
         Kind("fabricmanager_log", "a log of the fabric manager", "it is read on the host: rdiag gpu HOST"),
         Kind("busbw_table", "a table of bus bandwidths", "it is a reference, not a measurement"),
+        Kind("mpirun_error", "an error message of mpirun", "it did not start anything: there is nothing to read"),
         Kind("empty", "nothing at all", "there is nothing to read"),
         Kind("unknown", "nothing that is known here", "save nvidia-smi -q -x"),
     )
@@ -93,7 +94,7 @@ _TESTS: tuple[tuple[str, Callable[[str], bool]], ...] = (
     ("nccl_tests_json", _has(r'^\s*\{\s*"version"\s*:.*"(?:nthreads|nccl_version|args)"', re.DOTALL)),
     ("help_query_gpu", _has(r'^List of valid properties to query for the switch "--query-gpu')),
     ("query_retired_csv", _has(r"^(?:[A-Za-z_.]+, )*retired_pages\.(?:address|cause)\b")),
-    ("query_apps_csv", _has(r"^(?=[^\n]*\bpid\b)(?=[^\n]*\b(?:process_name|used_gpu_memory|used_memory)\b)[a-z_]+[^\n]*,")),
+    ("query_apps_csv", _has(r"^(?:[a-z_]+, )*(?:pid|process_name), [a-z_, ]+")),
     ("busbw_table", _has(r"^[^\n]*\bbusbw_gbs\b[^\n]*,[^\n]*\bsource\b")),
     ("query_gpu_csv", _csv),
     ("dmon", _has(r"^#\s*gpu\b(?![^\n]*\bpid\b)[^\n]*\n#\s*Idx\b")),
@@ -109,6 +110,7 @@ _TESTS: tuple[tuple[str, Callable[[str], bool]], ...] = (
     ("smi_list", _has(r"^GPU \d+: [^\n]*\(UUID: ")),
     ("fabricmanager_log", _has(r"^\[?[A-Z][a-z]{2} \d{2} \d{4} \d{2}:\d{2}:\d{2}\]? \[(?:INFO|ERROR|WARNING|FATAL|DEBUG)\] \[tid|[Ff]abric ?[Mm]anager version")),
     ("smi_error", _only_errors),
+    ("mpirun_error", _has(r"^There are not enough slots available|\bmpirun (?:was unable|detected|noticed)|\bORTE_ERROR")),
     ("kernel_log", _has(r"NVRM: |\bkernel: |SXid \(PCI|^\[ *\d+\.\d+\] |pcieport |\bkern\s*:")),
     ("lspci", _has(r"^(?:[0-9a-f]{4}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7] ")),
 )  # fmt: skip
