@@ -9,17 +9,18 @@ from itertools import groupby, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import LocalIOError, UsageProblem
+from ..errors import LocalIOError
 from ..text import safe
 from .loss_check import number
+from .plotting import COLOURS, check, literal
 
 if TYPE_CHECKING:
     from probes.lib.training_log import Point
 
     from ..metrics import Row
 
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#999933")
-"""Told apart by people who see few colours, too; after eight they begin anew."""
+__all__ = ["check", "coordinates", "page", "write"]
+
 _WIDTH, _HEIGHT, _LEFT, _BOTTOM, _TOP = 900.0, 260.0, 70.0, 30.0, 10.0
 _TICKS = 5
 _STYLE = (
@@ -27,26 +28,6 @@ _STYLE = (
     "svg{width:100%;height:auto}text{font-size:12px;fill:#555}.grid{stroke:#ddd}.key{margin-right:1.5em}"
     "path{fill:none;stroke-width:1.5}"
 )
-
-
-def check(path: Path) -> None:
-    """Make sure, before anything else is done, that ``path`` can be drawn.
-
-    Raises:
-        UsageProblem: it is neither .html nor .png, its folder is missing, or matplotlib is.
-    """
-    if path.suffix.lower() not in {".html", ".png"}:
-        raise UsageProblem(f"--plot {path}: the name has to end in .html or .png")
-    if not path.absolute().parent.is_dir():
-        raise UsageProblem(f"--plot {path}: there is no folder {path.absolute().parent}")
-    if path.suffix.lower() == ".png":
-        try:
-            import matplotlib  # noqa: F401
-        except ImportError:
-            raise UsageProblem(
-                f"--plot {path}: a PNG needs matplotlib",
-                hint="pip install 'remote-diag[plot]', or give a name that ends in .html: that needs nothing",
-            ) from None
 
 
 def write(path: Path, title: str, rows: Sequence[Row]) -> None:
@@ -132,14 +113,13 @@ def _write_png(path: Path, title: str, rows: Sequence[Row]) -> None:
 
     groups = list(_metrics(rows))
     figure: Any = Figure(figsize=(10, max(3, 3 * len(groups))), layout="constrained")
-    # Dollar signs would be read as formulas.
-    figure.suptitle(safe(title).replace("$", r"\$"))
+    figure.suptitle(literal(safe(title)))
     for (metric, group), axes in zip(groups, _axes(figure, len(groups)), strict=True):
         for place, row in enumerate(group):
             xs, ys = zip(*coordinates(row.points()), strict=True)
-            label = _label(row, group).replace("$", r"\$")
+            label = literal(_label(row, group))
             axes.plot(xs, ys, color=COLOURS[place % len(COLOURS)], label=label, marker="o" if len(xs) == 1 else None)
-        axes.set_ylabel(safe(metric).replace("$", r"\$"))
+        axes.set_ylabel(literal(safe(metric)))
         axes.grid(visible=True, alpha=0.3)
         axes.legend(fontsize="small")
     figure.savefig(path, format="png")

@@ -6,12 +6,13 @@ with the extra ``plot``.
 
 from __future__ import annotations
 
-import math
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..text import safe
+from . import plotting
+from .plotting import GRID, HEIGHT, INK, LEFT, RIGHT, WIDTH, Axis, Panel, Point, ticks
 from .vocab_compare import percent, sentence
 
 if TYPE_CHECKING:
@@ -23,11 +24,9 @@ SUFFIXES = (".html", ".svg", ".png")
 POINTS = 1200
 """Asked of the host: more than the picture is wide."""
 EXTRA = "remote-diag[plot]"
-_A, _B, _SHIFT, _INK, _GRID = "#0072b2", "#d55e00", "#009e73", "#333333", "#dddddd"
-_WIDTH, _HEIGHT = 960, 360
-_LEFT, _RIGHT, _TOP, _BOTTOM = 86, 20, 40, 52
+_A, _B, _SHIFT = plotting.COLOURS[:3]
 
-Point = tuple[float, float]
+__all__ = ["EXTRA", "POINTS", "SUFFIXES", "bands", "draw", "lines", "ticks", "title"]
 
 
 def draw(outcome: Outcome[Any], path: Path) -> bytes:
@@ -77,76 +76,20 @@ def bands(result: Any) -> list[list[tuple[float, float, float]]]:
     return stretches
 
 
-def ticks(low: float, high: float) -> list[float]:
-    """Return round numbers from ``low`` to ``high``, about six of them."""
-    if high <= low:
-        return [low]
-    rough = (high - low) / 6
-    unit = 10.0 ** math.floor(math.log10(rough))
-    step = max(1.0, next(factor * unit for factor in (1, 2, 5, 10) if factor * unit >= rough))
-    return [step * place for place in range(math.ceil(low / step), math.floor(high / step) + 1)]
-
-
 # SVG -----------------------------------------------------------------------------------------------------------------
-
-
-class _Panel:
-    """One pair of axes."""
-
-    def __init__(self, top: float, across: tuple[float, float], up: tuple[float, float]) -> None:
-        self._top = top
-        self._across = across
-        self._up = up
-
-    def x(self, value: float) -> float:
-        low, high = self._across
-        return _LEFT + (value - low) / ((high - low) or 1) * (_WIDTH - _LEFT - _RIGHT)
-
-    def y(self, value: float) -> float:
-        low, high = self._up
-        return self._top + _HEIGHT - _BOTTOM - (value - low) / ((high - low) or 1) * (_HEIGHT - _TOP - _BOTTOM)
-
-    def frame(self, heading: str, across: str, up: str) -> Iterator[str]:
-        """Yield the axes, their grid and what they are called."""
-        left, right = self.x(self._across[0]), self.x(self._across[1])
-        bottom, top = self.y(self._up[0]), self.y(self._up[1])
-        yield f'<text x="{left:.1f}" y="{self._top + 22:.1f}" class="heading">{escape(heading)}</text>'
-        for value in ticks(*self._up):
-            y = self.y(value)
-            yield f'<line x1="{left:.1f}" y1="{y:.1f}" x2="{right:.1f}" y2="{y:.1f}" class="grid"/>'
-            yield f'<text x="{left - 8:.1f}" y="{y + 4:.1f}" class="right">{value:,.0f}</text>'
-        for value in ticks(*self._across):
-            x = self.x(value)
-            yield f'<line x1="{x:.1f}" y1="{top:.1f}" x2="{x:.1f}" y2="{bottom:.1f}" class="grid"/>'
-            yield f'<text x="{x:.1f}" y="{bottom + 18:.1f}" class="middle">{value:,.0f}</text>'
-        yield f'<path d="M{left:.1f},{top:.1f}V{bottom:.1f}H{right:.1f}" class="axis"/>'
-        yield f'<text x="{(left + right) / 2:.1f}" y="{bottom + 40:.1f}" class="middle">{escape(across)}</text>'
-        middle = (top + bottom) / 2
-        yield f'<text transform="translate(16,{middle:.1f}) rotate(-90)" class="middle">{escape(up)}</text>'
 
 
 def _svg(outcome: Outcome[Any]) -> str:
     result = outcome.result
-    style = (
-        "text{font:13px system-ui,sans-serif;fill:#333}.heading{font-weight:600}.right{text-anchor:end}"
-        ".middle{text-anchor:middle}.grid{stroke:#ddd}.axis{stroke:#333;fill:none}"
-    )
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {2 * _HEIGHT}" role="img">',
-        f"<title>{escape(title(outcome))}</title><style>{style}</style>",
-        f'<rect width="{_WIDTH}" height="{2 * _HEIGHT}" fill="#fff"/>',
-        *_rows_panel(result),
-        *_shift_panel(result),
-        "</svg>",
-    ]
-    return "\n".join(parts) + "\n"
+    return plotting.svg(title(outcome), 2, (*_rows_panel(result), *_shift_panel(result)))
 
 
 def _rows_panel(result: Any) -> Iterator[str]:
     drawn = lines(result)
     tokens = [token for _, _, points, _ in drawn for _, token in points]
-    panel = _Panel(0, (0, max(result.picture.rows, default=1) or 1), (0, max(tokens, default=1) or 1))
-    yield from panel.frame("Which target token each draft row stands for", "draft row", "target id")
+    across = Axis(0, max(result.picture.rows, default=1) or 1, "draft row")
+    panel = Panel(0, across, Axis(0, max(tokens, default=1) or 1, "target id"))
+    yield from panel.frame("Which target token each draft row stands for")
     for place, (name, colour, points, joined) in enumerate(drawn):
         # B is drawn above A: broken, so that A shows where both are the same.
         dashes = ' stroke-dasharray="7 5"' if place else ""
@@ -156,7 +99,7 @@ def _rows_panel(result: Any) -> Iterator[str]:
         else:
             dots = "".join(f"M{panel.x(row):.1f},{panel.y(token):.1f}h0" for row, token in points)
             yield f'<path d="{dots}" fill="none" stroke="{colour}" stroke-width="2.5" stroke-linecap="round"/>'
-        x = _LEFT + 20 + 70 * place
+        x = LEFT + 20 + 70 * place
         yield f'<line x1="{x}" y1="56" x2="{x + 28}" y2="56" stroke="{colour}" stroke-width="3"{dashes}/>'
         yield f'<text x="{x + 34}" y="60">{name}</text>'
 
@@ -168,10 +111,10 @@ def _shift_panel(result: Any) -> Iterator[str]:
     if low == high:
         low, high = -1.0, 1.0
     tokens = result.picture.tokens
-    panel = _Panel(_HEIGHT, (0, max(tokens, default=1) or 1), (low, high))
-    yield from panel.frame("How far a shared token's row moved, from A to B", "target id", "rows")
+    panel = Panel(HEIGHT, Axis(0, max(tokens, default=1) or 1, "target id"), Axis(low, high, "rows"))
+    yield from panel.frame("How far a shared token's row moved, from A to B")
     zero = panel.y(0)
-    yield f'<line x1="{panel.x(0):.1f}" y1="{zero:.1f}" x2="{_WIDTH - _RIGHT}" y2="{zero:.1f}" class="axis"/>'
+    yield f'<line x1="{panel.x(0):.1f}" y1="{zero:.1f}" x2="{WIDTH - RIGHT}" y2="{zero:.1f}" class="axis"/>'
     for stretch in stretches:
         there = [f"{panel.x(token):.1f},{panel.y(largest):.1f}" for token, _, largest in stretch]
         back = [f"{panel.x(token):.1f},{panel.y(smallest):.1f}" for token, smallest, _ in reversed(stretch)]
@@ -183,18 +126,8 @@ def _shift_panel(result: Any) -> Iterator[str]:
 
 
 def _page(outcome: Outcome[Any], svg: str) -> str:
-    heading, result = escape(title(outcome)), outcome.result
-    style = (
-        "body{font:15px/1.5 system-ui,sans-serif;color:#333;max-width:960px;margin:2em auto;padding:0 1em}"
-        "h1{font-size:1.3em}h2{font-size:1.05em;margin-top:2em}table{border-collapse:collapse}"
-        "td,th{padding:.15em 1.2em .15em 0;text-align:left;font-weight:400;vertical-align:top}"
-        "td.n{text-align:right;font-variant-numeric:tabular-nums}th{color:#777}svg{width:100%;height:auto}"
-        "code{white-space:pre-wrap;word-break:break-all;background:#f3f3f3;padding:0 .25em}"
-    )
+    result = outcome.result
     parts = [
-        "<!doctype html>",
-        f'<html lang="en"><head><meta charset="utf-8"><title>{heading}</title><style>{style}</style></head><body>',
-        f"<h1>{heading}</h1>",
         "<table>",
         *(
             f"<tr><th>{name}</th><td><code>{escape(safe(side.path, limit=400))}</code></td></tr>"
@@ -206,9 +139,8 @@ def _page(outcome: Outcome[Any], svg: str) -> str:
         *_shift_table(result),
         *_token_table("Tokens that only A has", result.only_a),
         *_token_table("Tokens that only B has", result.only_b),
-        "</body></html>",
     ]
-    return "\n".join(parts) + "\n"
+    return plotting.page(title(outcome), parts)
 
 
 def _numbers(result: Any) -> Iterator[str]:
@@ -259,14 +191,8 @@ def _token_table(heading: str, tokens: Sequence[Any]) -> Iterator[str]:
 
 
 def _png(outcome: Outcome[Any]) -> bytes:
-    from io import BytesIO
-
-    # Not pyplot: no window system, no global state.
-    from matplotlib.figure import Figure
-
     result = outcome.result
-    figure = Figure(figsize=(_WIDTH / 100, 2 * _HEIGHT / 100), layout="constrained")
-    figure.suptitle(title(outcome).replace("$", r"\$"), fontsize=11)
+    figure = plotting.figure(title(outcome), inches=(WIDTH / 100, 2 * HEIGHT / 100))
     upper, lower = figure.subplots(2, 1)
     for place, (name, colour, points, joined) in enumerate(lines(result)):
         style = ("--" if place else "-") if joined else ""
@@ -277,13 +203,11 @@ def _png(outcome: Outcome[Any]) -> bytes:
     for stretch in bands(result):
         places, low, high = zip(*stretch, strict=True)
         lower.fill_between(places, low, high, color=_SHIFT, linewidth=1.5)
-    lower.axhline(0, color=_INK, linewidth=0.8)
+    lower.axhline(0, color=INK, linewidth=0.8)
     lower.set(title="How far a shared token's row moved, from A to B", xlabel="target id", ylabel="rows")
     for axes in (upper, lower):
-        axes.grid(color=_GRID)
+        axes.grid(color=GRID)
         axes.set_axisbelow(True)
         axes.xaxis.set_major_formatter("{x:,.0f}")
         axes.yaxis.set_major_formatter("{x:,.0f}")
-    file = BytesIO()
-    figure.savefig(file, format="png", dpi=150)
-    return file.getvalue()
+    return plotting.png(figure)
