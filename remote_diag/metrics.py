@@ -5,13 +5,16 @@ The reading itself is the one that ``loss-check`` does on hosts: the library tha
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
+import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from itertools import groupby
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import paths
@@ -26,6 +29,8 @@ if TYPE_CHECKING:
 
 POINTS = 1000
 """Points of each series that are kept and given out; its extremes are among them. CSV gets every point."""
+_END = 256 * 1024
+"""Bytes at the end of a log in which the failure of a rank is looked for."""
 _LIBRARY = "_rdiag_probe_library"
 _FIRST = ("loss", "kl_div", "full_acc", "cond_acc", "acc", "acceptance_rate", "accept_length", "lr", "grad_norm")
 
@@ -221,6 +226,21 @@ class Metrics:
                     unit="lines",
                     evidence=tuple(f"line {sample.line}: {sample.text}" for sample in statistics.unread_samples[:3]),
                 )
+
+
+def first_failing_rank(logs: Mapping[str, Path]) -> str | None:
+    """Return which rank failed first, and by what that is known; None when the ends of the logs do not tell.
+
+    Args:
+        logs: local copies of a job's logs, by stream; what cannot be read is passed over.
+    """
+    metrics = Metrics()
+    for stream, path in logs.items():
+        with contextlib.suppress(OSError), path.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _END))
+            metrics.feed(stream, file.read(_END))
+    metrics.finish()
+    return next((one.message for one in metrics.alerts.findings() if one.code == "first-failing-rank"), None)
 
 
 def _where(event: Any) -> Where:

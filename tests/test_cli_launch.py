@@ -9,12 +9,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from remote_diag.cli.jobs import host_with
 from remote_diag.cli.settings import Settings
 from remote_diag.errors import UsageProblem
 from remote_diag.jobs import JobRecord
-from remote_diag.views.jobs import age, gpus, state
+from remote_diag.views.jobs import age, gpus, render, state
 from tests.support.cli import Ran, command, environment, rdiag
 from tests.support.job_host import PYTHON, end_jobs, marked
 from tests.support.sshd import wait_until
@@ -227,6 +228,14 @@ def test_ages(seconds: float, expected: str) -> None:
 )
 def test_gpus_for_people(value: tuple[int, ...] | None, expected: str) -> None:
     assert gpus(JobRecord("h", "a.v1", "running", gpus=value)) == expected
+
+
+def test_a_long_last_line_leaves_room_for_everything_else(capsys: pytest.CaptureFixture[str]) -> None:
+    records = [JobRecord("gpu8", "finetune.v1", "exited", last_line="word " * 60), JobRecord("gpu8", "b.v2", "running", last_line="x" * 300)]
+    Console(width=80, color_system=None).print(render(records))
+    _, first, second = capsys.readouterr().out.splitlines()
+    assert first.split()[:6] == ["finetune.v1", "gpu8", "exited", "-", "-", "word"]
+    assert second.split()[:5] == ["b.v2", "gpu8", "running", "-", "-"]
 
 
 def test_what_a_job_writes_cannot_steer_the_terminal(home: Path) -> None:

@@ -14,6 +14,7 @@ from .options import common, dry_run_option, force_option, host_option, pass_set
 from .settings import Settings
 
 if TYPE_CHECKING:
+    from ..follower import Followed
     from ..host import Host
     from ..job_spec import JobFileSpec
     from ..jobs import JobRecord, JobSpec
@@ -199,7 +200,7 @@ def _follow(settings: Settings, host: Host, record: JobRecord) -> int:
         _note(f"{record.job} is {record.state} on {host.name} (pid {record.pid}); Ctrl-C leaves it running")
     terminal = sys.stdout.isatty()
     wanted = Wanted(follow=True, show=not settings.json, show_last=LAST_SHOWN if terminal else None)
-    show_logs(settings, host, record.job, wanted, insist=True)
+    followed = show_logs(settings, host, record.job, wanted, insist=True)
     with Session(host) as session:
         found = [one for one in session.jobs(record.job) if one.job == record.job]
     ended = found[0] if found else record
@@ -207,7 +208,18 @@ def _follow(settings: Settings, host: Host, record: JobRecord) -> int:
         print_json(ended.as_dict())
     else:
         _note(describe_end(ended))
+        if ended.state == "failed":
+            _tell_culprit(followed)
     return int(exit_code(ended))
+
+
+def _tell_culprit(followed: Followed) -> None:
+    """Name the rank that failed first: what the others say, they say because of it."""
+    from ..metrics import first_failing_rank
+
+    culprit = first_failing_rank({file.stream: file.path for file in followed.files if file.path is not None})
+    if culprit is not None:
+        _note(culprit)
 
 
 def describe_end(record: JobRecord) -> str:

@@ -40,7 +40,8 @@ def render(records: Sequence[JobRecord], *, now: float | None = None) -> Rendera
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for name in ("job", "host", "state", "for", "gpus"):
         table.add_column(name, no_wrap=True)
-    table.add_column("last", overflow="ellipsis", no_wrap=True, ratio=1)
+    # Where there is not room for all of it, this column gives way: rich takes from those first that could be wrapped.
+    table.add_column("last", no_wrap=False, ratio=1)
     for record in records:
         table.add_row(
             Text(record.job, "bold"),
@@ -94,6 +95,12 @@ def gpus(record: JobRecord) -> str:
 
 
 def _last(record: JobRecord) -> Text:
+    text = _last_words(record)
+    text.no_wrap, text.overflow = True, "ellipsis"
+    return text
+
+
+def _last_words(record: JobRecord) -> Text:
     if record.message and record.state != "exited":
         return Text(safe(record.message, limit=300), STYLES.get(record.state, ""))
     if record.metrics:
