@@ -53,6 +53,8 @@ class Device:
     iommu_group: Maybe[int] = NOT_REPORTED
     iommu_type: Maybe[str] = NOT_REPORTED
     """``identity`` passes through, ``DMA`` and ``DMA-FQ`` translate."""
+    bar1_bytes: Maybe[int] = NOT_REPORTED
+    """Size of the second region: on a GPU the window that peers see its memory through."""
     driver: str | None = None
     interfaces: tuple[str, ...] = ()
     """Names of the network and InfiniBand devices on it."""
@@ -167,6 +169,7 @@ def _device(root: str, folder: str, name: str) -> Device:
         cpus=_text(os.path.join(folder, "local_cpulist")) or NOT_REPORTED,
         iommu_group=NOT_REPORTED if number is None else number,
         iommu_type=NOT_REPORTED if kind is None else kind,
+        bar1_bytes=_region(folder, 1),
         driver=_link(folder, "driver"),
         interfaces=_interfaces(folder),
         acs=_acs(folder) if code == lspci.CLASS_PCI_BRIDGE else NOT_REPORTED,
@@ -221,6 +224,15 @@ def _numa(folder: str) -> Maybe[int]:
     if text == "-1":
         return Missing("not-reported", "-1")
     return int(text) if text.isdigit() else garbage(text)
+
+
+def _region(folder: str, number: int) -> Maybe[int]:
+    lines = (_text(os.path.join(folder, "resource")) or "").splitlines()
+    try:
+        begin, end = (int(word, 16) for word in lines[number].split()[:2])
+    except (IndexError, ValueError):
+        return NOT_REPORTED
+    return end - begin + 1 if end > begin else NOT_REPORTED
 
 
 def _interfaces(folder: str) -> tuple[str, ...]:
