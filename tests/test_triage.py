@@ -17,7 +17,7 @@ from .support.in_process import InProcess
 from .support.probe_files import write_hypothesis
 
 if TYPE_CHECKING:
-    from .support.planted import Planter
+    from .support.planted import Planted, Planter
     from .support.tiny_stack import Stack
 
 
@@ -149,10 +149,22 @@ def test_what_cannot_be_read_beforehand_is_noted(own: Path, tmp_path: Path) -> N
 
 
 @pytest.fixture(scope="module")
-def planter(tiny_stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Planter:
+def every_hypothesis() -> Any:
+    return hypotheses.find_all()
+
+
+@pytest.fixture(scope="module")
+def planting(tiny_stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Planter:
     from .support.planted import Planter
 
     return Planter(tiny_stack, tmp_path_factory.mktemp("planted"))
+
+
+@pytest.fixture
+def planter(planting: Planter, every_hypothesis: Any, monkeypatch: pytest.MonkeyPatch) -> Planter:
+    """Return what plants causes; the shipped hypotheses are loaded once for all tests."""
+    monkeypatch.setattr(hypotheses, "find_all", lambda _=(): every_hypothesis)
+    return planting
 
 
 GIVEN_TIME = pytest.mark.timeout(400)
@@ -232,3 +244,70 @@ def test_the_mapping_from_cause_to_repair(planter: Planter, tmp_path: Path) -> N
     repaired = run(tmp_path, triage.load_case(planted.case, {"drafter_after": str(out), "loss": tuple(again.loss), "accuracy": tuple(again.accuracy)}))
     assert verdicts(repaired)["mapping-replaced"] == "refuted"
     assert verdicts(repaired)["head-overwritten"] == "refuted"
+
+
+def judged(planted: Planted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, id_: str, **values: Any) -> Any:
+    """Return what one hypothesis makes of a case."""
+    declared, _ = hypotheses.find_all()
+    case = triage.load_case(planted.case)
+    with monkeypatch.context() as patch:
+        patch.setattr(hypotheses, "find_all", lambda _: ([one for one in declared if one.id == id_], []))
+        known = {name: value for name, value in {**case.values, **values}.items() if value is not None}
+        return run(tmp_path, replace(case, values=known)).hypotheses[0]
+
+
+@GIVEN_TIME
+def test_layers_that_are_shifted_without_the_last_one(planter: Planter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import numpy as np
+
+    from probes.lib import case_samples, hidden_layers
+
+    samples = [replace(one, aux=tuple(np.roll(layer, 1, 0) for layer in one.aux)) for one in planter.sound]
+    planted, healthy = planter.case("aux-shifted", planter.train(samples=samples), samples=samples), planter.plant("healthy")
+
+    def check(told: str, **known: Any) -> None:
+        one = judged(planted, tmp_path, monkeypatch, "shift-by-one", **known)
+        assert (one.verdict, one.evidence[-1]) == ("supported", "the states stand 1 token too late against the tokens")
+        assert told in one.evidence[-2]
+        one = judged(healthy, tmp_path, monkeypatch, "shift-by-one", **known)
+        assert (one.verdict, told in one.evidence[-1]) == ("refuted", True)
+
+    check("likeness of the other layers to the final states")
+    # Where that tells nothing, the server does, or the target; else it stays open.
+    monkeypatch.setattr(case_samples, "STANDS_OUT", 2.0)
+    check("cosine with the server's states")
+    check("the target's own layers give for", serving_dump=None)
+    monkeypatch.setattr(hidden_layers, "_KINDS", ())
+    for case in (planted, healthy):
+        one = judged(case, tmp_path, monkeypatch, "shift-by-one", serving_dump=None)
+        assert (one.verdict, one.missing) == ("undecided", ("serving_dump",))
+
+
+@GIVEN_TIME
+def test_mappings_that_nothing_was_loaded_into_or_that_hold_ids(
+    planter: Planter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import numpy as np
+
+    from .support.planted import SPREAD
+    from .support.tiny_stack import D, V
+
+    ids = planter.stack.mapping_a
+    for name, mapping, told, command in (
+        ("never-loaded", {"d2t": np.zeros(D, np.int64), "t2d": np.arange(V)}, "all zero", "write the d2t and t2d of"),
+        ("as-ids", {"d2t": ids * SPREAD}, "200 of 200 rows as token ids", "write d2t anew as offsets"),
+    ):
+        planted = planter.case(name, planter.train(), after=mapping)
+        one = judged(planted, tmp_path, monkeypatch, "t2d-disagrees")
+        assert (one.verdict, told in one.evidence[0]) == ("supported", True), one.evidence
+        assert (one.next_command or "").startswith(command)
+
+
+@GIVEN_TIME
+def test_a_head_that_nothing_was_loaded_into(planter: Planter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import numpy as np
+
+    head = np.full_like(planter.head(planter.stack.mapping_a), np.nan)
+    planted = planter.case("head-nan", planter.train(), after={"lm_head__weight": head})
+    one = judged(planted, tmp_path, monkeypatch, "head-overwritten")
+    assert (one.verdict, one.evidence[-1]) == ("supported", "200 of its sampled rows hold NaN: the head was never loaded")

@@ -131,7 +131,8 @@ def _compare(params: Params, before: Drafter, after: Drafter, meter: Meter) -> A
         return undecided("no row of the two heads can be compared")
     if kept:
         return refuted(*told)
-    told += _whose(params, new, meter)
+    lost = _lost(new)
+    told += ["{:,} of its sampled rows hold NaN: the head was never loaded".format(lost)] if lost else _whose(params, new, meter)
     return supported(
         *told,
         explains="a loss near or above that of a uniform guess: the body talks to a head it never knew",
@@ -155,9 +156,26 @@ def _likeness(new: Matrix, old: Matrix, rows: Ids) -> tuple[NDArray[Any], float]
     equal = float(same_rows(mine, cast(theirs, old.dtype, new.dtype)).mean())
     a, b = widen(mine, new.dtype).astype(np.float64), widen(theirs, old.dtype).astype(np.float64)
     with np.errstate(invalid="ignore", divide="ignore"):
-        a, b = a - np.nanmean(a, axis=0), b - np.nanmean(b, axis=0)
+        a, b = a - _mean(a), b - _mean(b)
         cosines = (a * b).sum(axis=1) / np.sqrt((a * a).sum(axis=1) * (b * b).sum(axis=1))
     return np.where(np.isfinite(cosines), cosines, 0.0), equal
+
+
+def _mean(rows: NDArray[Any]) -> NDArray[Any]:
+    """Return the mean of the rows that are finite; zeros where none is."""
+    import numpy as np
+
+    finite = rows[np.isfinite(rows).all(axis=1)]
+    mean: NDArray[Any] = finite.mean(axis=0) if len(finite) else np.zeros(rows.shape[1])
+    return mean
+
+
+def _lost(head: Matrix) -> int:
+    """Return how many of the sampled rows hold a NaN or an infinity, as those do that nothing was loaded into."""
+    import numpy as np
+
+    rows = head.take(np.unique(np.linspace(0, max(0, head.rows - 1), 1024).astype(np.int64)))
+    return int((~np.isfinite(rows).all(axis=1)).sum())
 
 
 def _whose(params: Params, head: Matrix, meter: Meter) -> list[str]:

@@ -89,12 +89,16 @@ def _judge(params: Params, path: str, meter: Meter) -> Answer:
     side = read_mapping("B", path, None, meter)
     if side.stored is None:
         return undecided(side.reason)
-    if side.t2d is None and side.t2d_problem is None:
+    if side.t2d is None and side.t2d_problem is None and side.encoding not in ("uninitialised", "absolute"):
         return refuted("there is no t2d that could disagree")
     old = None
     if params.drafter_before is not None and path != params.drafter_before:
         old = read_mapping("A", params.drafter_before, side.vocab, meter).ids
     marked = marked_ids(side)
+    if side.encoding == "uninitialised":
+        return _never_loaded(params, side)
+    if side.encoding == "absolute" and side.stored.claimed is None:
+        return _absolute(side)
     rounded = cast_of(side, marked) or cast_of(side, old)
     if rounded is not None or (side.encoding == "corrupt" and "rounded" in side.reason):
         return refuted("they differ exactly as rounding d2t to %s makes them differ" % (rounded or "a short float"))
@@ -109,6 +113,28 @@ def _judge(params: Params, path: str, meter: Meter) -> Answer:
     if side.t2d.kind == "mask" and not np.array_equal(np.flatnonzero(side.t2d.values), side.ids):
         return refuted("they stand for the same {:,} tokens, in another order".format(len(side.ids)))
     return refuted("t2d marks exactly the {:,} tokens of d2t".format(len(side.ids)))
+
+
+def _never_loaded(params: Params, side: Side) -> Answer:
+    from probes.lib.hypothesis import supported
+
+    where = params.drafter_before or "the checkpoint that serves"
+    return supported(
+        side.reason,
+        explains="an accuracy and an acceptance near zero: rows are translated into the tokens of their numbers",
+        next_command="write the d2t and t2d of %s into the checkpoint, or give the trainer its mapping: rdiag vocab-keep" % where,
+    )
+
+
+def _absolute(side: Side) -> Answer:
+    from probes.lib.hypothesis import supported
+
+    return supported(
+        side.reason,
+        "d2t holds token ids, and every trainer and server adds the number of the row to them",
+        explains="a normal loss beside an accuracy near zero where predictions are translated with d2t; no acceptance when served",
+        next_command="write d2t anew as offsets, as int64: the token id of each row less the number of the row",
+    )
 
 
 def _supported(params: Params, side: Side, old: Ids | None, told: str, meter: Meter) -> Answer:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from remote_diag.probe import Context
 
     from .files import Meter
+    from .hidden_layers import Match
     from .target import Target
 
     States = NDArray[np.float32]
@@ -34,6 +35,8 @@ LEAST = 0.1
 NEAR = 0.05
 """Deviation from the size that the norm gives; bfloat16 makes less than 1 % of it."""
 RARELY, MOSTLY = 0.1, 0.9
+STANDS_OUT = 0.1
+"""By how much the likeness of two layers of the same tokens exceeds that of neighbouring tokens."""
 AHEAD = 1.5
 """A reading is the right one when it is right so many times as often as the others."""
 
@@ -181,6 +184,47 @@ def predict(texts: list[Text], target: Target) -> Predictions:
     return Predictions(len(states), {True: shares.get(True, dict.fromkeys(STEPS, 0.0)), False: shares[False]}, same, exact)
 
 
+def layers_beside_final(texts: list[Text]) -> tuple[dict[int, float], int | None]:
+    """Hold the aux layers against the final states of the same samples: layers of one token share most of their directions.
+
+    Returns:
+        (how many tokens later -> mean cosine, every number in units of its own spread; of the layer that is most like;
+        by how many tokens the aux states are late, None where no place stands out). Empty where there is nothing to hold.
+    """
+    import numpy as np
+
+    sums: dict[int, list[Any]] = {lag: [] for lag in (-2, -1, 0, 1, 2)}
+    for text in texts:
+        if text.final is None or len(text.ids) < 8 or not text.aux or text.aux[0].shape[1] != text.final.shape[1]:
+            continue
+        final, aux = _spread_out(text.final), [_spread_out(layer) for layer in text.aux]
+        for lag, found in sums.items():
+            low, high = max(0, -lag), min(len(final), len(final) - lag)
+            found.append([_mean_cosine(layer[low + lag : high + lag], final[low:high]) for layer in aux])
+    if not sums[0] or len({len(found) for lags in sums.values() for found in lags}) > 1:
+        return {}, None
+    alike = {lag: float(np.mean(found, axis=0).max()) for lag, found in sums.items()}
+    ordered = sorted(alike, key=lambda lag: -alike[lag])
+    return alike, ordered[0] if alike[ordered[0]] >= alike[ordered[1]] + STANDS_OUT else None
+
+
+def _spread_out(states: States) -> States:
+    """Return states whose every number is in units of its spread over the tokens: a few large ones would decide alone."""
+    import numpy as np
+
+    spread = states.std(axis=0)
+    result: States = ((states - states.mean(axis=0)) / np.where(spread > 0, spread, 1)).astype(np.float32)
+    return result
+
+
+def _mean_cosine(a: States, b: States) -> float:
+    import numpy as np
+
+    with np.errstate(invalid="ignore", divide="ignore"):
+        cosines = (a * b).sum(axis=1) / np.sqrt((a * a).sum(axis=1) * (b * b).sum(axis=1))
+    return float(np.nan_to_num(cosines).mean())
+
+
 def _positions(texts: list[Text], columns: int, path: str) -> tuple[States, dict[int, Any]]:
     """Return (final states [N, width], the token that many later of each [N]) of positions that count."""
     import numpy as np
@@ -206,22 +250,31 @@ def find_layers(context: Context, paths: tuple[str, ...], target: Target, meter:
     Runs the target's own layers over the beginning of the sample, where it is small and of a kind that is known. A part that
     is no layer's is None; the whole is None where the target cannot be run.
     """
+    try:
+        matches = match_aux(context, paths, target, meter)
+    except Unreadable as error:
+        return None, "the target's layers could not be run: %s" % error.reason
+    told = ", ".join(
+        "no layer's" if match.layer is None else "layer %d's (cosine %.3f)" % (match.layer, match.cosine) for match in matches
+    )
+    return [match.layer for match in matches], "computed with the target's own layers, the stored states are the inputs of: %s" % told
+
+
+def match_aux(context: Context, paths: tuple[str, ...], target: Target, meter: Meter) -> list[Match]:
+    """Return which layer's input each aux part of the first sample is, by the target's own layers.
+
+    Raises:
+        Unreadable: the target cannot be run, or the sample cannot be read.
+        Damaged: a file contradicts itself.
+    """
     from .hidden_layers import match_layers
 
     files, _ = find_samples(paths, 1)
-    try:
-        with opened_sample(files[0], meter, context.run_dir, target.head().columns) as sample:
-            matches = match_layers(
-                target, sample, lambda done, total: context.progress(done, total, unit="layers", label="running the target")
-            )
-    except Unreadable as error:
-        return None, "the target's layers could not be run: %s" % error.reason
-    parts = sorted((name for name in matches if name.startswith("aux ")), key=lambda name: int(name[4:]))
-    told = ", ".join(
-        "no layer's" if matches[name].layer is None else "layer %d's (cosine %.3f)" % (matches[name].layer or 0, matches[name].cosine)
-        for name in parts
-    )
-    return [matches[name].layer for name in parts], "computed with the target's own layers, the stored states are the inputs of: %s" % told
+    with opened_sample(files[0], meter, context.run_dir, target.head().columns) as sample:
+        matches = match_layers(
+            target, sample, lambda done, total: context.progress(done, total, unit="layers", label="running the target")
+        )
+    return [matches[name] for name in sorted((name for name in matches if name.startswith("aux ")), key=lambda name: int(name[4:]))]
 
 
 @dataclass(frozen=True)
@@ -296,11 +349,6 @@ def _aligned(a: Text, b: Text, shift: int) -> tuple[Any, Any]:
 
 
 def _cosine(a: States, b: States) -> float:
-    import numpy as np
-
     # A direction that all states share would make everything look alike.
     mean = b.mean(axis=0)
-    a, b = a - mean, b - mean
-    with np.errstate(invalid="ignore", divide="ignore"):
-        cosines = (a * b).sum(axis=1) / np.sqrt((a * a).sum(axis=1) * (b * b).sum(axis=1))
-    return float(np.nan_to_num(cosines).mean())
+    return _mean_cosine(a - mean, b - mean)

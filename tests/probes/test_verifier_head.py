@@ -15,7 +15,15 @@ from remote_diag.paths import shipped_probes
 from remote_diag.probe import load
 from remote_diag.testing import Leave, RecordingContext
 
-from ..support.checkpoints import bfloat16, from_bfloat16, mask, offsets, write_npy, write_safetensors, write_sharded
+from ..support.checkpoints import (
+    bfloat16,
+    from_bfloat16,
+    mask,
+    offsets,
+    write_npy,
+    write_safetensors,
+    write_sharded,
+)
 from ..support.cli import rdiag
 
 V, D, H = 4000, 800, 64
