@@ -25,6 +25,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "clean": ("clean", "Remove what old jobs and old releases of rdiag left on a host."),
     "comm-share": ("comm_share", "Say which share of a step communication takes, from a profiler's trace."),
     "drafter-check": ("drafter_check", "Check the checkpoint of a drafter, alone or against its target."),
+    "env": ("env", "Describe the environment of GPU programs: versions, settings and who sets them."),
     "hidden-states": ("hidden_states", "Find out what is wrong with stored hidden states."),
     "hosts": ("hosts", "Show the inventory, and which file it came from."),
     "jobs": ("jobs", "List the jobs of the hosts, and their states."),

@@ -1,0 +1,1 @@
+"""What surrounds a training or a server on a host: settings, software, limits."""
