@@ -19,14 +19,16 @@ from .settings import Settings
 if TYPE_CHECKING:
     from ..outcome import Outcome
     from ..probe import Probe
-    from .run import ParamsBuilder, View
+    from .run import ParamsBuilder, Then, View
 
 NO_HOST = "-"
 """Stands for the host in what is printed."""
 MAX_BYTES = 64 * 1024 * 1024
 
 
-def execute_parsed(settings: Settings, probe: str, file: Path, build: ParamsBuilder, *, view: View | None = None) -> int:
+def execute_parsed(
+    settings: Settings, probe: str, file: Path, build: ParamsBuilder, *, view: View | None = None, then: Then | None = None
+) -> int:
     """Let ``probe`` judge the contents of ``file``, print what came of it, and return the exit code.
 
     Args:
@@ -35,6 +37,7 @@ def execute_parsed(settings: Settings, probe: str, file: Path, build: ParamsBuil
         file: what was saved; ``-`` is stdin.
         build: gets the loaded probe and returns its ``Params``.
         view: renders the Outcome for people; the generic table by default.
+        then: is called with the Outcome before it is printed, when it has an answer.
 
     Raises:
         ConfigError: the file cannot be read, or is not what the probe parses.
@@ -47,6 +50,8 @@ def execute_parsed(settings: Settings, probe: str, file: Path, build: ParamsBuil
     provide_probe_code()
     loaded = load(locate(probe, settings.probe_paths).path)
     outcome = judge(loaded, data, build(loaded), name=str(file))
+    if then is not None and outcome.answer is not None:
+        then(outcome, alone=True)
     if settings.json:
         print_json(outcome.as_dict())
     else:

@@ -68,13 +68,13 @@ def store(path: Path, contents: bytes) -> None:
 # Axes ----------------------------------------------------------------------------------------------------------------
 
 
-def ticks(low: float, high: float) -> list[float]:
-    """Return round numbers from ``low`` to ``high``, about six of them."""
+def ticks(low: float, high: float, least: float = 1.0) -> list[float]:
+    """Return round numbers from ``low`` to ``high``, about six of them and at least ``least`` apart."""
     if high <= low:
         return [low]
     rough = (high - low) / 6
     unit = 10.0 ** math.floor(math.log10(rough))
-    step = max(1.0, next(factor * unit for factor in (1, 2, 5, 10) if factor * unit >= rough))
+    step = max(least, next(factor * unit for factor in (1, 2, 5, 10) if factor * unit >= rough))
     return [step * place for place in range(math.ceil(low / step), math.floor(high / step) + 1)]
 
 
@@ -100,6 +100,8 @@ class Axis:
     base: int | None = None
     """Of the logarithm by which it runs; None for one that runs evenly."""
     show: Callable[[float], str] = plain
+    least: float = 1.0
+    """Least distance of two ticks, where it runs evenly."""
 
     def share(self, value: float) -> float:
         """Return where a value lies, from 0 to 1."""
@@ -110,7 +112,7 @@ class Axis:
 
     def ticks(self) -> list[float]:
         """Return what is written beside it."""
-        return ticks(self.low, self.high) if self.base is None else powers(self.low, self.high, self.base)
+        return ticks(self.low, self.high, self.least) if self.base is None else powers(self.low, self.high, self.base)
 
 
 class Panel:

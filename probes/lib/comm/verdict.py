@@ -64,7 +64,7 @@ def of_peak(
             "level": "unknown", "code": "no-expectation", "message": _why_not(known, best), "subject": subject,
             "action": "give figures of your own with --reference FILE, or save a baseline of a run that is good",
         }  # fmt: skip
-        return [missing if best is None else {**missing, "value": best[1], "unit": "GB/s"}], best, None
+        return [missing if best is None else {**missing, "value": round(best[1], 3), "unit": "GB/s"}], best, None
     verdict = expectation.judge(best[1], expected, known, thresholds)
     hint = verdict.hint
     if verdict.level != "ok" and through_memory:
@@ -72,7 +72,7 @@ def of_peak(
     least = thresholds["nccl.note_ratio"].value
     finding = {
         "level": verdict.level, "code": "busbw", "message": f"peak at {best[0]} bytes: {verdict.text}", "subject": subject,
-        "value": best[1], "unit": "GB/s", "threshold": least * expected.busbw_gbs,
+        "value": round(best[1], 3), "unit": "GB/s", "threshold": round(least * expected.busbw_gbs, 3),
         "threshold_source": f"{least:g} of {expected.busbw_gbs:.4g}: {expected.source}", "action": hint,
     }  # fmt: skip
     held = {
