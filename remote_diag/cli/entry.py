@@ -35,6 +35,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "metrics": ("metrics", "Show loss, accuracy and learning rate of a job, and alerts."),
     "nccl": ("nccl", "Measure collectives over all GPUs: contents, latency, bandwidth, verdict."),
     "new-probe": ("new_probe", "Write a small working probe, and its test."),
+    "p2p": ("p2p", "Copy between all pairs of GPUs, and see whether the bytes arrive."),
     "probes": ("probes", "List the probes, or describe one."),
     "replay": ("replay", "Run a drafter over hidden states: which conventions does it follow?"),
     "run": ("run", "Run any probe on a host."),

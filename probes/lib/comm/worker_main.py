@@ -96,7 +96,7 @@ class Rank:
         if self._cuda:
             torch.cuda.set_device(spec["rank"])
             self._device = torch.device("cuda", spec["rank"])
-            if "device_id" in dist.init_process_group.__code__.co_varnames or _accepts(dist.init_process_group, "device_id"):
+            if _accepts(dist.init_process_group, "device_id"):
                 more["device_id"] = self._device
         else:
             torch.set_num_threads(1)
@@ -120,15 +120,9 @@ class Rank:
         torch = self._torch
         told = {"name": "cpu", "bus_id": None, "uuid": None, "free": None, "torch": torch.__version__, "library": None}
         if self._cuda:
-            known = torch.cuda.get_device_properties(self._device)
-            told["name"] = known.name
-            uuid = getattr(known, "uuid", None)
-            if uuid is not None:
-                told["uuid"] = "GPU-%s" % str(uuid)
-            bus = getattr(known, "pci_bus_id", None)
-            if isinstance(bus, int):
-                domain, device = getattr(known, "pci_domain_id", 0), getattr(known, "pci_device_id", 0)
-                told["bus_id"] = "%04x:%02x:%02x.0" % (domain, bus, device)
+            from probes.lib.comm.devices import describe
+
+            told.update(describe(torch.cuda.get_device_properties(self._device)))
             told["free"] = int(torch.cuda.mem_get_info(self._device)[0])
             version = torch.cuda.nccl.version()
             told["library"] = ".".join(map(str, version)) if isinstance(version, tuple) else str(version)
@@ -258,24 +252,23 @@ def _accepts(function: Any, name: str) -> bool:
         return False
 
 
-def main() -> None:
-    """Be a rank until stdin says ``stop`` or ends."""
+def serve(kind: Any) -> None:
+    """Make a ``kind`` of the spec that the command line names, and let it obey until stdin says ``stop`` or ends."""
     with open(sys.argv[1]) as file:
         spec = json.load(file)
     die_with(spec["parent"])
-    enter_bundle()
     mouth = Mouth(spec["descriptor"])
     threading.Thread(target=mouth.beat, daemon=True).start()
-    rank = Rank(spec, mouth)
     try:
-        rank.meet()
+        servant = kind(spec, mouth)
+        servant.meet()
         for line in sys.stdin:
             order = json.loads(line)
             if order["do"] == "stop":
-                rank.leave()
+                servant.leave()
                 mouth.say(done="stop")
                 break
-            rank.obey(order)
+            servant.obey(order)
     except BaseException as error:  # noqa: BLE001 - whatever it is, the starter has to know
         import traceback
 
@@ -288,4 +281,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    enter_bundle()
+    serve(Rank)

@@ -73,6 +73,8 @@ class Worker:
     error: tuple[str, str] | None = None
     """(class, text) of the exception that ended it."""
     answers: list[Event] = field(default_factory=list)
+    found: Event | None = None
+    """What it said on the way to an answer that has not come yet."""
     _rest: bytes = b""
 
     def take(self, data: bytes) -> None:
@@ -95,7 +97,10 @@ class Worker:
             self.phase = str(event["phase"])
         elif "error" in event:
             self.error = str(event["error"]), str(event.get("text", ""))
+        elif isinstance(event.get("found"), dict):
+            self.found = event["found"]
         elif "done" in event or "ready" in event:
+            self.found = None
             self.left = self.left or event.get("done") == "stop"
             self.answers.append(event)
 
