@@ -14,6 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
 
+from .agent.log_files import RETIRED
 from .errors import (
     AuthError,
     ConfigError,
@@ -26,7 +27,7 @@ from .errors import (
 from .events import Event, Note, Progress
 from .host import Host
 from .logs import Data, Done, Found, Gone, JobState, LogConversation, Offer, Segment, rank_of, stream_suffix
-from .mirror import Busy, Copy, Mirror, Position, fingerprint
+from .mirror import Busy, Copy, Mirror, Position, fingerprint, older_copies
 from .session import Session
 
 DIRECTORY = Path("rdiag-logs")
@@ -164,6 +165,10 @@ class _Stream:
         self.file = file
         self.copy = copy
         self.shown = shown
+        self.older: list[Copy] = []
+        """Of files that had this name before; the last one was replaced last."""
+        self.asked_for: list[Copy] = []
+        """Those of them that the agent was told of."""
         self.begun = False
         self.show_from = 0
         self.goal = 0
@@ -216,7 +221,6 @@ class Follower:
         self._connect = connect or (lambda host, tell: Session(host, on_event=tell))
         self._streams: dict[str, _Stream] = {}
         self._numbers: dict[int, tuple[_Stream, Copy]] = {}
-        self._set_aside: list[Copy] = []
         self._known = self._ranks_mentioned = False
         self._insist = insist
         self._backoff = Backoff()
@@ -327,8 +331,8 @@ class Follower:
         if stream is None:
             stream = self._streams[offer.stream] = self._open(offer)
         if stream.begun or stream.copy.offset:
-            count, digest = fingerprint(stream.copy)
-            return {"from": "copy", "offset": stream.copy.offset, "bytes": count, "sha256": digest}
+            stream.asked_for = stream.older[-RETIRED:]
+            return {"from": "copy", **_described(stream.copy), "older": [_described(one) for one in stream.asked_for]}
         if self._wanted.start is not None:
             return {"from": self._wanted.start.kind, "count": self._wanted.start.count}
         if isinstance(stream.copy, Position) and self._wanted.show_last is not None:
@@ -356,12 +360,17 @@ class Follower:
             if wanted.is_main(name):
                 self._tell(Warned(f"another rdiag keeps {path} up to date; this one only shows the log"))
             return _Stream(CopiedFile(name, None), Position(), shown=shown)
-        return _Stream(CopiedFile(name, path), mirror, shown=shown)
+        stream = _Stream(CopiedFile(name, path), mirror, shown=shown)
+        stream.older += older_copies(path, RETIRED)
+        return stream
 
     def _take_segment(self, segment: Segment) -> None:
         stream = self._streams.get(segment.stream)
         if stream is None:
             raise self._confused(f"{segment.stream} begins, and was not asked for")
+        if segment.older is not None:
+            self._go_on_with_older(stream, segment)
+            return
         if segment.event in {"begun", "resumed"}:
             self._begin(stream, segment)
         else:
@@ -372,6 +381,13 @@ class Follower:
         stream.backlog = segment.size - segment.offset > _BACKLOG
         self._numbers[segment.number] = (stream, stream.copy)
         stream.count()
+
+    def _go_on_with_older(self, stream: _Stream, segment: Segment) -> None:
+        """A file that lost its name to another one has grown, or may do so."""
+        copy = dict(enumerate(stream.asked_for)).get(-1 if segment.older is None else segment.older)
+        if copy is None or copy.offset != segment.offset:
+            raise self._confused(f"an older {segment.stream} goes on at {segment.offset}")
+        self._numbers[segment.number] = (stream, copy)
 
     def _begin(self, stream: _Stream, segment: Segment) -> None:
         if isinstance(stream.copy, Position) and not stream.begun:
@@ -408,12 +424,14 @@ class Follower:
             "different": "is not the one that the local copy was made of",
         }[segment.event]
         kept = ""
-        if isinstance(stream.copy, Mirror) and stream.copy.offset:
-            self._set_aside.append(stream.copy)
-            older, stream.copy = stream.copy.set_aside()
+        earlier = stream.copy
+        stream.older.append(earlier)
+        if isinstance(earlier, Mirror):
+            # Even when there is no byte in it yet: they may come.
+            older, stream.copy = earlier.set_aside()
             stream.file.older.append(older)
-            kept = f"; the bytes so far are kept in {older}"
-        elif isinstance(stream.copy, Position):
+            kept = f"; the bytes so far are kept in {older}" if earlier.offset else ""
+        else:
             stream.copy = Position()
         stream.begun = True
         stream.show_from = 0
@@ -470,7 +488,7 @@ class Follower:
     # -- copies
 
     def _copies(self) -> list[Copy]:
-        return [one.copy for one in self._streams.values()] + self._set_aside
+        return [copy for one in self._streams.values() for copy in (one.copy, *one.older)]
 
     def _sync(self, *, now: bool = False, if_due: bool = False) -> None:
         for copy in self._copies():
@@ -478,3 +496,8 @@ class Follower:
 
     def _confused(self, what: str) -> ConnectionLost:
         return ConnectionLost(f"the agent's answer makes no sense: {what}", host=self.host.name, phase="run")
+
+
+def _described(copy: Copy) -> dict[str, Any]:
+    count, digest = fingerprint(copy)
+    return {"offset": copy.offset, "bytes": count, "sha256": digest}

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from . import __version__
 from .agent.frames import Frame
+from .agent.log_files import RETIRED
 from .agent.log_reader import EVENTS
 from .conversation import PROTOCOL, request_bytes
 from .errors import ConnectionLost, EnvironmentUnfit, RdiagError, StateUnknown
@@ -81,6 +82,8 @@ class Segment:
     offset: int
     size: int
     path: str
+    older: int | None = None
+    """The place of the copy that these bytes belong to, in the list of older ones that was sent."""
 
 
 @dataclass(frozen=True)
@@ -153,7 +156,7 @@ class LogConversation:
 
         Args:
             stream: the log.
-            how: ``{"from": "copy", "offset", "bytes", "sha256"}``, ``{"from": "offset" | "last-bytes" | "last-lines",
+            how: ``{"from": "copy", "offset", "bytes", "sha256", "older"}`` with the same three of each older copy, ``{"from": "offset" | "last-bytes" | "last-lines",
                 "count"}``, or ``{"from": "nothing"}``.
         """
         self._link.send("take", request_bytes({"stream": stream, **how}))
@@ -299,6 +302,7 @@ def _parse_segment(payload: bytes) -> Segment:
         offset=fields.integer("offset", 0, _MAX_SIZE),
         size=fields.integer("size", 0, _MAX_SIZE),
         path=fields.text("path", 4096),
+        older=fields.optional_integer("older", 0, RETIRED - 1),
     )
     fields.nothing_left()
     return segment

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import glob
 import hashlib
 import os
 import secrets
@@ -173,6 +174,8 @@ class Mirror:
         This object goes on with the renamed file.
         """
         path = self.path
+        if self._descriptor < 0:
+            self._open_late()
         fresh = path.with_name(f".{path.name}.{secrets.token_hex(6)}")
         with _explained(path):
             os.close(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600))
@@ -197,7 +200,6 @@ class Mirror:
                 os.close(self._descriptor)
                 self._descriptor = -1
 
-
     def _open_late(self) -> None:
         try:
             self._open()
@@ -205,6 +207,20 @@ class Mirror:
             self.offset = 1
         if self.offset:
             raise LocalIOError(f"{self.path}: somebody else created it meanwhile", hint="run the same command again")
+
+
+def older_copies(path: Path, count: int) -> list[Mirror]:
+    """Open what was set aside of ``path`` last, at most ``count`` files, the oldest first; what cannot be had is left out."""
+    numbers = sorted(
+        int(ending)
+        for one in path.parent.glob(f"{glob.escape(path.name)}.old-*")
+        if (ending := one.name.rpartition("-")[2]).isascii() and ending.isdigit() and len(ending) < 6
+    )
+    found = []
+    for number in numbers[-count:]:
+        with contextlib.suppress(Busy, LocalIOError):
+            found.append(Mirror(path.with_name(f"{path.name}.old-{number}"), lazy=True))
+    return found
 
 
 def fingerprint(copy: Copy) -> tuple[int, str]:

@@ -8,6 +8,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -18,6 +19,7 @@ import pytest
 
 from remote_diag.errors import EnvironmentUnfit, Refused, StateUnknown, UnreachableError
 from remote_diag.events import Event, Progress
+from remote_diag.follower import Follower, Wanted
 from remote_diag.host import Environment, Host
 from remote_diag.job_files import collect
 from remote_diag.jobs import JobRecord, JobSpec, launch_surely, new_launch_id, parse_record
@@ -201,6 +203,103 @@ def test_host_settings_reach_the_job(host: Host) -> None:
     spec = JobSpec("job", ("/bin/sh", "-c", 'echo "$FROM_HOST|$BOTH|$PWD"'), env={"BOTH": "job"}, disk_bytes=0)
     launched(there, spec)
     assert ended(host, "job.v1").last_line == "a b|job|/"
+
+
+# -- the job's logs lose their names; it goes on writing into the files that it was started with
+
+WRITER = """
+import os, sys, time
+for number in range(3):
+    while not os.path.exists(f"{sys.argv[1]}{number}"):
+        time.sleep(0.01)
+    print("line", number, flush=True)
+    print("problem", number, file=sys.stderr, flush=True)
+"""
+
+
+@pytest.fixture
+def writer(host: Host, tmp_path: Path) -> Callable[[int], None]:
+    """A job that writes a line to each of its logs when it is told to."""
+    (tmp_path / "writer.py").write_text(WRITER)
+    launched(host, JobSpec("job", (PYTHON, "writer.py", str(tmp_path / "go")), files=collect(["writer.py"], tmp_path), disk_bytes=0))
+    return lambda number: (tmp_path / f"go{number}").touch()
+
+
+def copied(host: Host, folder: Path, *, follow: bool = False) -> Follower:
+    return Follower(host, "job", Wanted(directory=folder, follow=follow, show=False), insist=True)
+
+
+def test_a_rotated_log_is_followed_under_its_old_name_after_a_lost_connection(
+    host: Host, server: sshd.TestSshd, tmp_path: Path, writer: Callable[[int], None]
+) -> None:
+    folder, logs = tmp_path / "copies", cache_of(server) / "jobs" / "job.v1"
+    writer(0)
+    with Proxy(server.port) as proxy:
+        through = replace(host, port=proxy.port, host_key=" ".join(server.host_key()))
+        with copied(through, folder, follow=True) as follower:
+            thread = threading.Thread(target=follower.run)
+            thread.start()
+            assert sshd.wait_until(lambda: size(folder / "job.v1.log") == 7, 20)
+            for name in ("stdout.log", "stderr.log"):
+                (logs / name).rename(logs / f"{name}.1")
+                (logs / name).touch()
+            assert sshd.wait_until(lambda: (folder / "job.v1.err.log.old-1").exists() and (folder / "job.v1.log.old-1").exists(), 20)
+            before = proxy.connections
+            proxy.cut()
+            assert sshd.wait_until(lambda: proxy.connections > before, 20)
+            writer(1)
+            writer(2)
+            thread.join(30)
+            assert not thread.is_alive()
+    for ending, name in ((".log", "stdout.log"), (".err.log", "stderr.log")):
+        assert (folder / f"job.v1{ending}.old-1").read_bytes() == (logs / f"{name}.1").read_bytes()
+        assert (folder / f"job.v1{ending}").read_bytes() == b""
+    assert (size(logs / "stdout.log.1"), size(logs / "stderr.log.1")) == (21, 30)
+
+
+def test_another_client_goes_on_with_a_log_that_was_rotated(
+    host: Host, server: sshd.TestSshd, tmp_path: Path, writer: Callable[[int], None]
+) -> None:
+    folder, logs = tmp_path / "copies", cache_of(server) / "jobs" / "job.v1"
+    writer(0)
+    assert sshd.wait_until(lambda: size(logs / "stderr.log"), 20)
+    with copied(host, folder) as follower:
+        follower.run()
+    (logs / "stdout.log").rename(logs / "moved away")
+    (logs / "stdout.log").write_bytes(b"somebody else's\n")
+    writer(1)
+    with copied(host, folder, follow=True) as follower:
+        thread = threading.Thread(target=follower.run)
+        thread.start()
+        assert sshd.wait_until(lambda: size(folder / "job.v1.log.old-1") == 14, 20)
+        writer(2)
+        thread.join(30)
+    assert (folder / "job.v1.log.old-1").read_bytes() == (logs / "moved away").read_bytes() == b"line 0\nline 1\nline 2\n"
+    assert (folder / "job.v1.log").read_bytes() == b"somebody else's\n"
+
+
+def test_a_deleted_log_is_had_for_as_long_as_the_job_runs(
+    host: Host, server: sshd.TestSshd, tmp_path: Path, writer: Callable[[int], None]
+) -> None:
+    logs = cache_of(server) / "jobs" / "job.v1"
+    writer(0)
+    assert sshd.wait_until(lambda: size(logs / "stdout.log"), 20)
+    (logs / "stdout.log").unlink()
+    with copied(host, tmp_path / "first") as follower:
+        follower.run()
+    assert (tmp_path / "first" / "job.v1.log").read_bytes() == b"line 0\n"
+    with copied(host, tmp_path / "first", follow=True) as follower:
+        thread = threading.Thread(target=follower.run)
+        thread.start()
+        writer(1)
+        assert sshd.wait_until(lambda: size(tmp_path / "first" / "job.v1.log") == 14, 20)
+        writer(2)
+        thread.join(30)
+    assert (tmp_path / "first" / "job.v1.log").read_bytes() == b"line 0\nline 1\nline 2\n"
+
+
+def size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
 
 
 def test_clean_over_the_session(host: Host) -> None:

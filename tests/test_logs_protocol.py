@@ -31,7 +31,7 @@ JOB = {"job": "train.v1", "log": "/x/stdout.log", "state": "running", "exit_code
 RESULT = {"job": "train.v1", "state": "exited", "exit_code": 0, "signal": None}
 END = {"outcome": "ok", "message": ""}
 OFFER = {"stream": "stdout", "size": 0}
-SEGMENT = {"number": 1, "stream": "stdout", "event": "begun", "offset": 0, "size": 0, "path": "/x/stdout.log"}
+SEGMENT = {"number": 1, "stream": "stdout", "event": "begun", "offset": 0, "size": 0, "path": "/x/stdout.log", "older": None}
 
 
 class Script:
@@ -205,6 +205,33 @@ def test_a_copy_goes_on_with_what_it_has(tmp_path: Path) -> None:
     assert (tmp_path / "train.v1.log.old-1").read_bytes() == b"abcd"
     assert b"".join(event.data for event in events if isinstance(event, LogBytes)) == b"abcdnew"
     assert any(isinstance(event, Warned) and "old-1" in event.text for event in events)
+
+
+def test_an_older_copy_goes_on_where_it_ends(tmp_path: Path) -> None:
+    (tmp_path / "train.v1.log").write_bytes(b"abc")
+    (tmp_path / "train.v1.log.old-1").write_bytes(b"very old")
+    (tmp_path / "train.v1.log.old-2").write_bytes(b"old")
+    resumed = {**SEGMENT, "event": "resumed"}
+    _, _, script = follow(
+        tmp_path,
+        ("job", JOB), ("offer", OFFER), ("segment", {**resumed, "offset": 3, "size": 3}),
+        ("segment", {**resumed, "number": 2, "offset": 3, "size": 4, "older": 1}), data(2, 3, b"er"), data(1, 3, b"d"),
+        ("result", RESULT), ("end", END),
+    )  # fmt: skip
+    assert [(one["offset"], one["bytes"]) for one in script.sent[1][1]["older"]] == [(8, 8), (3, 3)]
+    assert (tmp_path / "train.v1.log").read_bytes() == b"abcd"
+    assert (tmp_path / "train.v1.log.old-1").read_bytes() == b"very old"
+    assert (tmp_path / "train.v1.log.old-2").read_bytes() == b"older"
+
+
+@pytest.mark.parametrize(("older", "offset"), [(2, 3), (0, 2), (0, 4)])
+def test_an_older_copy_that_nobody_asked_for_changes_nothing(tmp_path: Path, older: int, offset: int) -> None:
+    (tmp_path / "train.v1.log").write_bytes(b"abc")
+    (tmp_path / "train.v1.log.old-1").write_bytes(b"old")
+    strange = {**SEGMENT, "event": "resumed", "number": 2, "offset": offset, "size": 9, "older": older}
+    with pytest.raises(ConnectionLost, match="makes no sense"):
+        follow(tmp_path, ("job", JOB), ("offer", OFFER), ("segment", strange), data(2, offset, b"er"))
+    assert (tmp_path / "train.v1.log.old-1").read_bytes() == b"old"
 
 
 def test_names_of_copies() -> None:

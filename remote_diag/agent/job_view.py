@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 from .jobs import record
+from .jobs.tree import identity_alive
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -49,6 +50,18 @@ class JobView:
             self._due = now + (_SEARCH_EVERY if judged["message"] else _JUDGE_EVERY)
             self._state = {name: judged[name] for name in ("state", "exit_code", "signal")}
         return self._state
+
+    def held(self, stream: str) -> str | None:
+        """Return where the file is open that the job was given as ``stdout`` or ``stderr``; None when nobody tells.
+
+        It is that file under any name, and without one: its supervisor holds it for as long as the job runs.
+        """
+        descriptors = self._job.state.get("log_descriptors")
+        number = descriptors.get(stream) if isinstance(descriptors, dict) else None
+        supervisor = self._job.identity("supervisor")
+        if type(number) is not int or supervisor is None or not self._job.is_here() or not identity_alive(supervisor):
+            return None
+        return "/proc/%d/fd/%d" % (supervisor[0], number)
 
 
 def find_job(cache: str, name: str) -> JobView:

@@ -21,7 +21,8 @@ CHUNK = 256 * 1024
 CHECKED = 4096
 """At most so many bytes before an offset are compared to find out whether a copy belongs to a file."""
 _GUARD = 256
-_RETIRED = 4
+RETIRED = 4
+"""So many files that lost their name are looked at, for what is still written into them."""
 _SIBLINGS = 64
 _SCAN = 1 << 16
 
@@ -35,14 +36,16 @@ class Segment:
 
     Args:
         path: absolute; it has to be a regular file, and no link.
+        held: a descriptor of a process, ``/proc/<pid>/fd/<n>``, that is this file whatever became of its name.
 
     Raises:
         OSError: it cannot be opened, or is something else.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, held: str | None = None) -> None:
         self.path = path
-        self.descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        links = os.O_NOFOLLOW if held is None else 0
+        self.descriptor = os.open(held or path, os.O_RDONLY | links | os.O_NONBLOCK | os.O_CLOEXEC)
         status = os.fstat(self.descriptor)
         if not stat.S_ISREG(status.st_mode):
             os.close(self.descriptor)
@@ -52,6 +55,8 @@ class Segment:
         self.end: int | None = None
         """Where reading stops; None for as long as it grows."""
         self.number = -1
+        self.older: int | None = None
+        """Which of the client's older copies goes on with this; None for the copy that has the log's name."""
         self.event = ""
         self._guard = b""
 
@@ -137,9 +142,13 @@ class Log:
         stream: what it is called on the wire: ``stdout``, ``rank0``.
         path: absolute path.
         number: gives each segment its number.
+        held: gives the descriptor that the job writes into, as ``/proc/<pid>/fd/<n>``, or None. A job goes on writing
+            into the file that it was started with, whatever happens to the name.
     """
 
-    def __init__(self, stream: str, path: str, number: Callable[[], int]) -> None:
+    def __init__(
+        self, stream: str, path: str, number: Callable[[], int], held: Callable[[], str | None] = lambda: None
+    ) -> None:
         self.stream = stream
         self.path = path
         self.taken = False
@@ -149,15 +158,26 @@ class Log:
         self._number = number
         self._segments: list[Segment] = []
         self._retired: list[Segment] = []
+        self._held = held
         self._copy: Copy | None = None
+        self._older_copies: list[Copy] = []
         self._start: Callable[[Segment], int] | None = None
         self._deleted = False
         self._frozen = False
 
-    def take(self, copy: Copy | None, start: Callable[[Segment], int] | None) -> None:
-        """Begin: after what the client has, or where ``start`` says, or at the beginning."""
+    def take(
+        self, copy: Copy | None, start: Callable[[Segment], int] | None, older: tuple[Copy, ...] = ()
+    ) -> None:
+        """Begin: after what the client has, or where ``start`` says, or at the beginning.
+
+        Args:
+            copy: what the client has of the file that has the name, or had it last.
+            start: where to begin without a copy.
+            older: what it has of files that had the name before; they are gone on with where they grew.
+        """
         self.taken = True
         self._copy = copy
+        self._older_copies = list(older[:RETIRED])
         self._start = start
         self.look()
 
@@ -173,6 +193,8 @@ class Log:
         try:
             status = os.lstat(self.path)
         except OSError:
+            if not self._segments:
+                self._begin_without_name()
             if self._segments and not self._deleted:
                 self._deleted = True
                 self.news.append(("deleted", None))
@@ -241,24 +263,85 @@ class Log:
             segment.end = segment.size()
         self._announce(segment)
 
+    def _begin_without_name(self) -> None:
+        """Read the file that the job writes into although its name is gone."""
+        segment = self._open_held()
+        if segment is not None:
+            self._begin(segment)
+
+    def _open_held(self) -> Segment | None:
+        held = self._held()
+        if held is None:
+            return None
+        try:
+            return Segment(self.path, held)
+        except OSError:
+            return None
+
     def _begin(self, segment: Segment) -> None:
-        """Open the log for the first time: find the place where the client's copy ends."""
-        copy = self._copy
-        if copy is None:
-            segment.seek(min(segment.size(), self._start(segment)) if self._start is not None else 0)
-            self._add(segment, "begun")
-        elif segment.matches(copy.offset, copy.count, copy.digest):
+        """Open the log for the first time: find the places where the client's copies end."""
+        held = self._open_held()
+        if held is not None and held.identity == segment.identity:
+            held.close()
+            held = None
+        if self._copy is None or (held is not None and not self._copy.offset and not self._older_copies):
+            # Nothing is there yet: the file that the job writes into comes first, whatever its name is now.
+            first = segment if held is None else held
+            first.seek(min(first.size(), self._start(first)) if self._start is not None else 0)
+            self._add(first, "begun" if self._copy is None else "resumed")
+            if held is not None:
+                self._add(segment, "rotated")
+            return
+        self._go_on(self._copy, segment, held)
+        for position, copy in enumerate(self._older_copies):
+            self._go_on_with_older(position, copy)
+
+    def _go_on(self, copy: Copy, segment: Segment, held: Segment | None) -> None:
+        """Go on after ``copy``, in the file that has the name or in an older one.
+
+        Args:
+            copy: what the client has.
+            segment: the file that has the name.
+            held: another file that the job writes into.
+        """
+        older = []
+        if segment.matches(copy.offset, copy.count, copy.digest):
             segment.seek(copy.offset)
             self._add(segment, "resumed")
         else:
             older = self._older(copy)
+            if not older and held is not None and held.matches(copy.offset, copy.count, copy.digest):
+                older = [held]
             for position, sibling in enumerate(older):
                 sibling.seek(0 if position else copy.offset)
                 self._add(sibling, "rotated" if position else "resumed")
-            if not older:
-                self._add(segment, "truncated" if segment.size() < copy.offset else "different")
-            else:
+            if older:
                 self._add(segment, "rotated")
+            else:
+                self._add(segment, "truncated" if segment.size() < copy.offset else "different")
+        if held is not None and held not in older:
+            held.close()
+
+    def _go_on_with_older(self, position: int, copy: Copy) -> None:
+        """Look again at a file that lost its name: whoever has it open may write into it still."""
+        reading = {one.identity for one in self._segments + self._retired}
+        held = self._open_held()
+        found: Segment | None = None
+        # No byte at all fits every file.
+        named = self._older(copy) if copy.offset else []
+        for segment in ([] if held is None else [held]) + named:
+            fits = found is None and segment.identity not in reading
+            if fits and segment.matches(copy.offset, copy.count, copy.digest):
+                found = segment
+            else:
+                segment.close()
+        if found is not None:
+            found.seek(copy.offset)
+            found.older, found.event = position, "resumed"
+            if self._frozen:
+                found.end = found.size()
+            self._retire(found)
+            self._announce(found)
 
     def _older(self, copy: Copy) -> list[Segment]:
         """Return the file that the client's copy belongs to and those that came after it: name.1, name.2, ..."""
@@ -296,5 +379,5 @@ class Log:
 
     def _retire(self, segment: Segment) -> None:
         self._retired.append(segment)
-        if len(self._retired) > _RETIRED:
+        if len(self._retired) > RETIRED:
             self._retired.pop(0).close()

@@ -4,7 +4,8 @@ The client names a job; the answer is a ``job`` frame and an ``offer`` for each 
 included. The client answers each offer with ``take``: what it has of that log already (an offset, and the hash of the
 bytes before it), where to begin, or that it does not want it. Then::
 
-    segment   JSON: a number, whose bytes follow under this number, from which offset, and why it begins (EVENTS)
+    segment   JSON: a number, whose bytes follow under this number, from which offset, and why it begins (EVENTS); with
+              "older", they belong to the copy at that place in the list of older ones that the client has
     data      1 byte number, 8 bytes big-endian offset, the bytes
     missing   JSON: a name that is gone, or that never appeared before the job ended
     state     JSON: the job's state has changed
@@ -24,7 +25,7 @@ from time import monotonic, sleep
 from . import wirejson
 from .frames import FrameError
 from .job_view import ENDED, JobView, find_job
-from .log_files import CHECKED, CHUNK, Copy, Log, Segment
+from .log_files import CHECKED, CHUNK, RETIRED, Copy, Log, Segment
 from .log_watch import Watch
 
 TYPE_CHECKING = False
@@ -152,6 +153,7 @@ class LogReader:
                         "event": event,
                         "offset": segment.offset,
                         "size": segment.size(),
+                        "older": segment.older,
                         "path": os.fsencode(segment.path).decode("utf-8", "backslashreplace"),
                     },
                 )
@@ -167,7 +169,7 @@ class LogReader:
     # -- the logs
 
     def _offer(self, stream: str, path: str) -> None:
-        log = Log(stream, path, self._next_number)
+        log = Log(stream, path, self._next_number, lambda: self._view.held(stream))
         self._logs[stream] = log
         self._unanswered.add(stream)
         self._watch.add(os.path.dirname(path))
@@ -258,11 +260,10 @@ class LogReader:
         if how == "nothing":
             return
         if how == "copy":
-            digest = fields.get("sha256")
-            if not isinstance(digest, str) or len(digest) != 64:
-                raise LogRequestError("'take' needs a sha256")
-            offset = _integer(fields, "offset", _MAX_OFFSET)
-            log.take(Copy(offset, _integer(fields, "bytes", min(CHECKED, offset)), digest), None)
+            older = fields.get("older", [])
+            if not isinstance(older, list) or len(older) > RETIRED or not all(isinstance(one, dict) for one in older):
+                raise LogRequestError("'take' names older copies by a list of at most %d objects" % RETIRED)
+            log.take(_copy(fields), None, tuple(map(_copy, older)))
         elif how in _STARTS:
             count = _integer(fields, "count", _MAX_OFFSET)
             start = _STARTS[how]
@@ -419,6 +420,14 @@ def _object(payload: bytes) -> dict[str, Any]:
     if not isinstance(fields, dict):
         raise LogRequestError("not a JSON object")
     return fields
+
+
+def _copy(fields: dict[str, Any]) -> Copy:
+    digest = fields.get("sha256")
+    if not isinstance(digest, str) or len(digest) != 64:
+        raise LogRequestError("'take' needs a sha256")
+    offset = _integer(fields, "offset", _MAX_OFFSET)
+    return Copy(offset, _integer(fields, "bytes", min(CHECKED, offset)), digest)
 
 
 def _integer(fields: dict[str, Any], name: str, largest: int) -> int:

@@ -61,7 +61,8 @@ def test_bytes_come_with_their_place_and_the_end_comes_last(agent: AgentDriver, 
     assert (found["job"], found["state"], found["log"]) == (job.id, "running", str(job.stdout))
     client.begin()
     assert client.wait("segment") == {
-        "number": 1, "stream": "stdout", "event": "begun", "offset": 0, "size": 0, "path": str(job.stdout),
+        "number": 1, "stream": "stdout", "event": "begun", "offset": 0, "size": 0,
+        "path": str(job.stdout), "older": None,
     }  # fmt: skip
     job.append(b"one")
     assert client.wait("data") == b"\x01" + bytes(8) + b"one"

@@ -89,6 +89,7 @@ class Supervisor:
             "exit_code": None,
             "signal": None,
             "oom": None,
+            "log_descriptors": None,
         }
         self._save()
         record.reserve(self._paths.state_spare)
@@ -140,8 +141,9 @@ class Supervisor:
         pid = os.fork()
         if pid == 0:
             self._become(argv, variables, directory, (stdout, stderr, writer))
-        for descriptor in (writer, stdout, stderr):
-            os.close(descriptor)
+        os.close(writer)
+        # These stay open: by them a reader finds the job's logs though they were moved away, or deleted.
+        self._state["log_descriptors"] = {"stdout": stdout, "stderr": stderr}
         self._leader = pid
         ticks = record.start_ticks(pid)
         with open(reader, "rb") as stream:
