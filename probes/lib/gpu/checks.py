@@ -36,8 +36,8 @@ def reachable(look: Look) -> None:
     ):
         said = [(name, gap) for name, gap in gaps if gap.reason == reason]
         if said:
-            words = tuple("%s: %s" % (name, gap.text) for name, gap in said[:5])
-            look.say("fail", code, message, value=len(said), unit="values", evidence=words, action=action)
+            texts = dict.fromkeys(gap.text for _, gap in said)
+            look.say("fail", code, message, evidence=tuple(texts)[:5], action=action)
     if reading.damaged is not None and not look.judgements:
         look.say(
             "unknown", "reading-damaged", "what the driver says of it cannot be read: %s" % reading.damaged,

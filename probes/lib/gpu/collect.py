@@ -1,0 +1,421 @@
+"""Asks everything that knows about the host's GPUs, one question after the other, and keeps every answer or its reason.
+
+NVML where the environment has nvidia-ml-py, else nvidia-smi: its help says which fields this driver knows, one question
+asks them all, and a card that spoils the answer is asked alone. ``-q -x``, lspci, /proc and the kernel log stand beside
+it. A program that hangs is left behind and not asked again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import dataclass, field
+from time import monotonic, sleep
+
+from . import kernel_log_source, lspci, procfs
+from .busid import normalise
+from .looking import Surroundings
+from .missing import NOT_REPORTED, Missing, known, number
+from .occupancy import SAMPLE_GAP
+from .run_smi import SMI, SMI_SECONDS, Programs, Said, ask
+from .smi_csv import QUERY, askable, parse_gpu_csv, refused_field, without
+from .smi_errors import STATUSES, recognise
+from .smi_lists import APPS_FIELDS, parse_apps, parse_list
+from .smi_reading import Answer, GpuReading, SmiProcess, Trouble
+from .smi_tree import Refused, parse_xml
+from .surroundings import look_around
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Callable, Sequence
+
+HELP_SECONDS = 5.0
+LOST = Missing("gpu-lost", "the driver cannot reach it")
+_MAX_REFUSALS = 40
+_LOAD = ("uuid", "utilization.gpu")
+_MAX_EVIDENCE = 4000
+
+
+@dataclass
+class Seen:
+    """Everything that was found out about a host's GPUs."""
+
+    readings: list[GpuReading] = field(default_factory=list)
+    """One for each GPU that anything speaks of as the driver's, lost ones too; in the driver's order."""
+    source: str = "nothing"
+    """nvml, nvidia-smi, or nothing."""
+    troubles: list[Trouble] = field(default_factory=list)
+    """What the driver's tools said is wrong."""
+    notes: list[str] = field(default_factory=list)
+    """Lines that make no sense, fields that the driver does not know."""
+    unread: list[str] = field(default_factory=list)
+    """Lines of the main answer that name no GPU and may be about one."""
+    cannot_ask: Said | None = None
+    """Why nvidia-smi gave no list of GPUs."""
+    hung: Said | None = None
+    """The question that nvidia-smi hung in."""
+    processes: list[SmiProcess] | None = None
+    """Who computes; None where that could not be found out."""
+    processes_why: str = ""
+    load: dict[str, list[float | None]] = field(default_factory=dict)
+    """Samples of utilization, %, by UUID; None where the card has no such counter."""
+    cuda_version: str | None = None
+    module: procfs.KernelModule | None = None
+    proc_gpus: dict[str, procfs.GpuInformation] | None = None
+    """By bus id; None where /proc/driver/nvidia is not there."""
+    devices: dict[str, lspci.Device] | None = None
+    """What lspci lists, by bus id; None where it could not be asked."""
+    devices_why: str = ""
+    log: kernel_log_source.Log | None = None
+    around: Surroundings = field(default_factory=Surroundings)
+    asked: list[Said] = field(default_factory=list)
+    xml: str = ""
+    parsed: bool = False
+    """Whether it comes from a saved answer instead of a host."""
+
+
+def collect(remaining: float, progress: Callable[[float, float, str], None], *, root: str = "/") -> Seen:
+    """Ask everything.
+
+    Args:
+        remaining: seconds for all of it.
+        progress: is told how many of how many steps are done, and which one is next.
+        root: where the host's files are.
+    """
+    programs = Programs(remaining)
+    seen = Seen(around=look_around(root))
+    steps: list[tuple[str, Callable[[], None]]] = [
+        ("lspci and /proc", lambda: _other_lists(seen, programs, root)),
+        ("NVML", lambda: _nvml(seen, remaining)),
+        ("nvidia-smi", lambda: _smi(seen, programs)),
+        ("kernel log", lambda: _log(seen, programs)),
+    ]
+    for place, (label, step) in enumerate(steps):
+        progress(place, len(steps), label)
+        step()
+    progress(len(steps), len(steps), "")
+    seen.asked += programs.asked
+    seen.hung = seen.hung or programs.stuck(SMI)
+    return seen
+
+
+def _other_lists(seen: Seen, programs: Programs, root: str) -> None:
+    said = programs.ask("lspci", "-D", "-nn", "-vvv")
+    if not said.ok and said.how == "ended":
+        said = programs.ask("lspci", "-D", "-nn")
+    if said.ok:
+        seen.devices, damaged = lspci.parse(said.out)
+        seen.notes += ["lspci: %s" % line for line in damaged[:5]]
+        if damaged and not seen.devices:
+            seen.devices, seen.devices_why = None, "lspci: %s" % damaged[0]
+    else:
+        seen.devices_why = said.why
+    seen.module = procfs.kernel_module(root)
+    seen.proc_gpus = procfs.gpus(root)
+
+
+def _log(seen: Seen, programs: Programs) -> None:
+    seen.log = kernel_log_source.read(programs)
+
+
+# -- NVML
+
+
+def _nvml(seen: Seen, remaining: float) -> None:
+    program = os.path.join(os.path.dirname(os.path.abspath(__file__)), "nvml_read.py")
+    code = "import sys, runpy; sys.path[:] = sys.argv[2:]; runpy.run_path(sys.argv[1], run_name='__main__')"
+    arguments = (sys.executable, "-I", "-S", "-c", code, program, *sys.path)
+    said = ask(arguments, min(SMI_SECONDS, remaining))
+    lines = []
+    for line in said.out.splitlines():
+        try:
+            value = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(value, dict):
+            lines.append(value)
+    said = Said("NVML (nvidia-ml-py)", said.how, said.status, "", said.err, said.seconds, said.pid, said.state, said.waits_in)
+    if not lines or "absent" in lines[0]:
+        seen.notes.append("NVML is not used: %s" % (lines[0]["absent"] if lines else said.why))
+        return
+    seen.asked.append(said)
+    if said.how == "timeout":
+        seen.hung = said
+        seen.troubles.append(_hang(said))
+    if "failed" in lines[0]:
+        trouble = recognise(str(lines[0]["failed"]))
+        if trouble is not None:
+            seen.troubles.append(trouble)
+        return
+    seen.source = "nvml"
+    for fields in lines:
+        _take_nvml(seen, fields)
+    _samples_of_nvml(seen, lines)
+
+
+def _take_nvml(seen: Seen, line: dict[str, object]) -> None:
+    cells = line.get("cells")
+    index = line.get("index")
+    if isinstance(cells, dict) and all(isinstance(text, str) for text in cells.values()):
+        rows = "%s\n%s\n" % (", ".join(cells), ", ".join(text.replace(",", " ") for text in cells.values()))
+        answer = parse_gpu_csv(rows, tuple(cells))
+        for reading in answer.readings:
+            reading.source, reading.position = "nvml", len(seen.readings)
+            seen.readings.append(reading)
+            for one in line.get("processes") or () if isinstance(line.get("processes"), list) else ():  # type: ignore[attr-defined]
+                memory = number(str(one.get("memory") or "[N/A]"), "MiB")
+                reading.processes.append(SmiProcess(int(one["pid"]), NOT_REPORTED, memory, "C", reading.uuid, reading.bus_id))
+    elif isinstance(line.get("lost"), str) and isinstance(index, int):
+        seen.readings.append(lost_reading(index, None, "nvml", str(line.get("word") or "")))
+        trouble = recognise(str(line["lost"]))
+        seen.troubles += [trouble] if trouble is not None else []
+
+
+def _samples_of_nvml(seen: Seen, lines: Sequence[dict[str, object]]) -> None:
+    later = next((line["samples"] for line in lines if isinstance(line.get("samples"), dict)), {})
+    assert isinstance(later, dict)  # noqa: S101 - see the line above
+    for reading in seen.readings:
+        uuid, index = known(reading.uuid), known(reading.index)
+        if uuid is None:
+            continue
+        samples = [reading.utilization_pct]
+        if str(index) in later:
+            samples.append(number(str(later[str(index)]), "%"))
+        _keep_samples(seen, uuid, samples)
+
+
+def _keep_samples(seen: Seen, uuid: str, samples: Sequence[float | Missing]) -> None:
+    for sample in samples:
+        if not isinstance(sample, Missing):
+            seen.load.setdefault(uuid, []).append(sample)
+        elif sample.reason in {"not-supported", "deprecated"}:
+            seen.load.setdefault(uuid, []).append(None)
+
+
+def lost_reading(index: int | None, bus_id: str | None, source: str, text: str = "") -> GpuReading:
+    """Return a reading of a GPU that the driver cannot reach: nothing of it is known, and why."""
+    reading = GpuReading(source=source)
+    gone = Missing("gpu-lost", text or LOST.text)
+    for name, _ in list(reading.metrics()):
+        setattr(reading, name, gone)
+    reading.index = gone if index is None else index
+    reading.bus_id = gone if bus_id is None else bus_id
+    return reading
+
+
+# -- nvidia-smi
+
+
+def _smi(seen: Seen, programs: Programs) -> None:
+    if seen.hung is not None:
+        # NVML hangs in the same driver.
+        return
+    if not seen.readings:
+        _query(seen, programs)
+    if programs.stuck(SMI) is None and programs.has(SMI):
+        _apps(seen, programs)
+        _second_sample(seen, programs)
+        _evidence(seen, programs)
+    elif seen.source == "nvml":
+        seen.processes = [process for reading in seen.readings for process in reading.processes]
+    _name_the_nameless(seen, programs)
+
+
+def _query(seen: Seen, programs: Programs) -> None:
+    helped = programs.ask(SMI, "--help-query-gpu", seconds=HELP_SECONDS)
+    if helped.how == "timeout":
+        _cannot(seen, helped)
+        return
+    fields: tuple[str, ...] = ()
+    if helped.ok:
+        fields, unknown = askable(QUERY, helped.out)
+        if unknown and fields:
+            seen.notes.append("this driver does not know: %s" % ", ".join(unknown))
+    fields = fields or QUERY
+    said, fields = _ask_fields(programs, fields)
+    answer = parse_gpu_csv(said.out, fields)
+    seen.troubles += answer.troubles
+    seen.notes += answer.notes
+    seen.readings = answer.readings
+    if not answer.readings:
+        _cannot(seen, said)
+        if not _is_about_one_card(answer.troubles):
+            return
+    seen.source = "nvidia-smi"
+    if said.how != "ended":
+        seen.troubles.append(_hang(said))
+    seen.unread = [note for note in answer.notes if note.startswith("not a row")]
+    _ask_alone(seen, programs, fields)
+
+
+def _ask_fields(programs: Programs, fields: tuple[str, ...], *more: str) -> tuple[Said, tuple[str, ...]]:
+    """Ask for ``fields``, without those that the driver refuses; return its answer and what was asked in the end."""
+    said = programs.ask(SMI, *more, "--query-gpu=" + ",".join(fields), "--format=csv")
+    for _ in range(_MAX_REFUSALS):
+        refused = refused_field(said.out)
+        if refused is None or refused not in fields or len(fields) == 1:
+            break
+        fields = without(fields, refused)
+        said = programs.ask(SMI, *more, "--query-gpu=" + ",".join(fields), "--format=csv")
+    return said, fields
+
+
+def _is_about_one_card(troubles: Sequence[Trouble]) -> bool:
+    return bool(troubles) and all(trouble.scope == "gpu" for trouble in troubles)
+
+
+def _cannot(seen: Seen, said: Said) -> None:
+    seen.cannot_ask = said
+    if said.how == "timeout":
+        seen.troubles.append(_hang(said))
+        return
+    if said.how != "ended":
+        return
+    found = [trouble for trouble in map(recognise, (said.out + "\n" + said.err).splitlines()) if trouble is not None]
+    seen.troubles += [trouble for trouble in found if trouble not in seen.troubles]
+    if not seen.troubles and said.status:
+        meaning = STATUSES.get(said.status, "an error that its manual does not list")
+        seen.troubles.append(
+            Trouble("nvidia-smi-failed", said.why, "nvidia-smi failed: %s" % meaning, "run it on the host: nvidia-smi; look into dmesg", "unknown", "host")
+        )
+
+
+def _hang(said: Said) -> Trouble:
+    unkillable = said.pid is not None
+    return Trouble(
+        "driver-hangs", said.why,
+        "the driver does not answer" + (", and what asked it cannot be killed" if unkillable else ""),
+        "look at /proc/%s/wchan and /proc/%s/stack and into dmesg; end the jobs, reboot the host" % (said.pid, said.pid) if unkillable
+        else "run nvidia-smi on the host: a driver without persistence mode may be slow, one that hangs needs a reboot; look into dmesg",
+        "fail" if unkillable else "unknown", "host",
+    )  # fmt: skip
+
+
+def _ask_alone(seen: Seen, programs: Programs, fields: tuple[str, ...]) -> None:
+    """Ask each card alone that the common answer does not tell whole."""
+    whole = {known(reading.bus_id) for reading in seen.readings if _whole(reading)}
+    wanted = [known(reading.bus_id) for reading in seen.readings if not _whole(reading)]
+    wanted += [trouble.bus_id for trouble in seen.troubles if trouble.scope == "gpu"]
+    if seen.unread or any(bus is None for bus in wanted):
+        wanted += sorted(seen.proc_gpus or ())
+    for bus in dict.fromkeys(wanted):
+        if bus is None or bus in whole or programs.stuck(SMI) is not None:
+            continue
+        said, asked = _ask_fields(programs, fields, "-i", bus)
+        answer = parse_gpu_csv(said.out, asked)
+        if said.how == "timeout":
+            seen.troubles.append(_hang(said))
+        alone = [reading for reading in answer.readings if known(reading.bus_id) in {bus, None}]
+        if alone and _whole(alone[0]):
+            _put(seen, bus, alone[0])
+            continue
+        lost = next((trouble for trouble in (*answer.troubles, *seen.troubles) if trouble.code == "gpu-lost" and trouble.bus_id in {bus, None}), None)
+        if lost is not None:
+            _put(seen, bus, lost_reading(None, bus, "nvidia-smi", lost.text))
+            seen.troubles += [trouble for trouble in answer.troubles if trouble not in seen.troubles]
+
+
+def _whole(reading: GpuReading) -> bool:
+    gaps = (value for _, value in reading.metrics() if isinstance(value, Missing))
+    return reading.damaged is None and known(reading.uuid) is not None and not any(gap.reason in {"error", "empty"} for gap in gaps)
+
+
+def _put(seen: Seen, bus: str, reading: GpuReading) -> None:
+    """Put a reading in the place of the one that there is of this card; keep what only that one tells."""
+    for place, old in enumerate(seen.readings):
+        if known(old.bus_id) == bus:
+            if known(reading.index) is None and known(old.index) is not None:
+                reading.index = old.index
+            if known(reading.uuid) is None and known(old.uuid) is not None:
+                reading.uuid = old.uuid
+            reading.position = old.position
+            seen.readings[place] = reading
+            return
+    reading.position = len(seen.readings)
+    seen.readings.append(reading)
+
+
+def _apps(seen: Seen, programs: Programs) -> None:
+    said = programs.ask(SMI, "--query-compute-apps=" + ",".join(APPS_FIELDS), "--format=csv,noheader")
+    found = parse_apps(said.out, APPS_FIELDS)
+    if not said.ok or found.damaged or not found.complete:
+        seen.processes_why = said.why if not said.ok else "a line that is no process: %s" % (found.damaged or ["the last one is cut"])[0]
+        seen.processes = found.processes or None
+        if said.how == "timeout":
+            seen.troubles.append(_hang(said))
+        return
+    seen.processes = found.processes
+
+
+def _second_sample(seen: Seen, programs: Programs) -> None:
+    if seen.source != "nvidia-smi" or programs.stuck(SMI) is not None:
+        return
+    begun = monotonic()
+    for reading in seen.readings:
+        uuid = known(reading.uuid)
+        if uuid is not None:
+            _keep_samples(seen, uuid, [reading.utilization_pct])
+    sleep(max(0.0, SAMPLE_GAP - (monotonic() - begun)))
+    said = programs.ask(SMI, "--query-gpu=" + ",".join(_LOAD), "--format=csv,noheader")
+    for later in parse_gpu_csv(said.out, _LOAD).readings:
+        uuid = known(later.uuid)
+        if uuid is not None and uuid in seen.load:
+            _keep_samples(seen, uuid, [later.utilization_pct])
+
+
+def _evidence(seen: Seen, programs: Programs) -> None:
+    if programs.stuck(SMI) is not None:
+        return
+    said = programs.ask(SMI, "-q", "-x")
+    if said.how == "timeout":
+        seen.troubles.append(_hang(said))
+    seen.xml = said.out
+    try:
+        answer = parse_xml(said.out)
+    except Refused as refusal:
+        seen.notes.append("nvidia-smi -q -x: %s" % refusal)
+        return
+    seen.cuda_version = known(answer.cuda_version)
+    add_detail(seen.readings, answer)
+
+
+def add_detail(readings: Sequence[GpuReading], answer: Answer) -> None:
+    """Take from the long answer what the short one does not report."""
+    by_bus = {known(reading.bus_id): reading for reading in answer.readings if reading.damaged is None}
+    for reading in readings:
+        detail = by_bus.get(known(reading.bus_id))
+        if detail is None or known(reading.bus_id) is None:
+            continue
+        if known(detail.uuid) not in {None, known(reading.uuid)}:
+            continue
+        reading.fill(detail)
+
+
+def _name_the_nameless(seen: Seen, programs: Programs) -> None:
+    """Find index and UUID of cards that are lost: ``-L`` and /proc still know them."""
+    for reading in seen.readings:
+        information = (seen.proc_gpus or {}).get(known(reading.bus_id) or "")
+        if known(reading.uuid) is None and information is not None and information.uuid:
+            reading.uuid = information.uuid
+    nameless = [reading for reading in seen.readings if known(reading.uuid) is None or known(reading.index) is None]
+    if not nameless or programs.stuck(SMI) is not None or not programs.has(SMI) or seen.source == "nothing":
+        return
+    listed = parse_list(programs.ask(SMI, "-L").out).gpus
+    by_uuid = {known(one.uuid): one.index for one in listed}
+    for reading in nameless:
+        if known(reading.index) is None and known(reading.uuid) in by_uuid and known(reading.uuid) is not None:
+            reading.index = by_uuid[known(reading.uuid)]
+    taken = {known(reading.index) for reading in seen.readings}
+    left = [one for one in listed if one.index not in taken]
+    nameless = [reading for reading in nameless if known(reading.index) is None]
+    # Both lists are in the order of the cards; with as many on both sides each is clear.
+    if len(left) == len(nameless):
+        for one, reading in zip(left, nameless):
+            reading.index = one.index
+            reading.uuid = reading.uuid if known(reading.uuid) is not None else one.uuid
+
+
+def gpus_of(devices: dict[str, lspci.Device] | None) -> dict[str, lspci.Device]:
+    """Return the NVIDIA GPUs among what lspci lists."""
+    return {normalise(bus) or bus: device for bus, device in (devices or {}).items() if device.is_gpu and device.vendor_id == lspci.NVIDIA}

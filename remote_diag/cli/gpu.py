@@ -1,0 +1,98 @@
+"""``rdiag gpu``."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from .options import parse_option, pass_settings, running, save_baseline_option
+from .run import execute
+from .settings import Settings
+from .thresholds import read_overrides, thresholds_option
+
+if TYPE_CHECKING:
+    from ..baselines import Watch
+    from ..host import Host
+    from ..probe import Probe
+
+PROBE = "gpu"
+
+
+def watched() -> tuple[Watch, ...]:
+    """Return what is held against the host's baseline."""
+    from ..baselines import Watch
+
+    return (
+        Watch("gpus[uuid]", level="degraded", worse="lower", action="find the card: lspci -d 10de:, dmesg"),
+        Watch("gpus[uuid].bus_id", action="the card moved to another slot, or the slots are counted anew"),
+        Watch("driver_version", level="ok"),
+        Watch("gpus[uuid].vbios_version", level="ok"),
+        Watch("gpus[uuid].power_limit_w", tolerance=0.005, worse="lower", unit="W"),
+        Watch("gpus[uuid].clock_sm_max_mhz", tolerance=0.005, worse="lower", unit="MHz"),
+        Watch("gpus[uuid].memory_total_mib", tolerance=0.005, worse="lower", unit="MiB"),
+        Watch("gpus[uuid].pcie_width", worse="lower", unit="lanes", action="reseat the card; check riser and slot"),
+        Watch("gpus[uuid].pcie_width_max", worse="lower", unit="lanes", action="reseat the card; check riser and slot"),
+        Watch("gpus[uuid].pcie_gen_max", worse="lower", unit="PCIe gen", action="reseat the card; check riser, slot and BIOS"),
+        Watch("gpus[uuid].ecc_enabled"),
+        Watch("gpus[uuid].mig_enabled"),
+        Watch("gpus[uuid].compute_mode"),
+        Watch("gpus[uuid].persistence_enabled"),
+        Watch("gpus[uuid].remap_uncorrectable", worse="higher", unit="rows", action="watch it: memory that wears out goes on wearing"),
+        Watch("gpus[uuid].ecc_uncorrected_aggregate", worse="higher", unit="errors", action="look at Xid lines in dmesg"),
+    )
+
+
+@click.command()
+@click.option("--gpus", type=click.IntRange(min=0), metavar="N", help="How many GPUs there should be.  [default: gpus in hosts.yaml]")
+@click.option("--without", multiple=True, metavar="CHECK", help="Leave a check out, such as kernel-log; may be repeated.")
+@thresholds_option
+@parse_option
+@save_baseline_option
+@running
+@pass_settings
+def command(
+    settings: Settings, gpus: int | None, without: tuple[str, ...], thresholds_file: Path | None, parsed: Path | None
+) -> int:
+    """Say which GPUs a host has, how they are, and who is on them. Touches none of them.
+
+    \b
+    rdiag gpu --host gpu8
+    rdiag gpu --host gpu8 --save-baseline
+    rdiag gpu --parse nvidia-smi.xml --json
+    """
+    from ..views.gpu import render
+
+    overrides = read_overrides(thresholds_file)
+
+    def build(probe: Probe[Any, Any]) -> Any:
+        from ..parameters import build as build_params
+
+        return build_params(probe, base={"gpus": gpus, "thresholds": overrides or None, "without": list(without)})
+
+    def for_host(params: Any, host: Host) -> Any:
+        return params if params.gpus is not None else dataclasses.replace(params, gpus=host.gpus)
+
+    _check_names(without)
+    if parsed is not None:
+        from .parse import execute_parsed
+
+        if settings.save_baseline or settings.hosts:
+            raise click.UsageError("--parse judges a file: it takes no --host and saves no baseline")
+        return execute_parsed(settings, PROBE, parsed, build, view=render)
+    return execute(settings, PROBE, build, view=render, for_host=for_host, watched=watched())
+
+
+def _check_names(without: tuple[str, ...]) -> None:
+    if not without:
+        return
+    from .parse import provide_probe_code
+
+    provide_probe_code()
+    from probes.lib.gpu.health import CHECKS
+
+    for name in without:
+        if name not in CHECKS:
+            raise click.BadParameter(f"there is no check {name!r}; there are {', '.join(CHECKS)}", param_hint="--without")

@@ -1,0 +1,142 @@
+"""The GPUs of a host on one screen: the verdict, then only what is not well, then one row a GPU."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from ..text import safe
+from .outcome import STYLES, findings, headline
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from ..outcome import Outcome
+
+_PLAINLY = frozenset({"gpu-passed-on", "gpu-not-here", "changed-since-baseline"})
+"""Findings that are no fault and are shown all the same."""
+_MAX_PROCESSES = 20
+_SHORT = (
+    ("NVIDIA ", ""), (" Generation", ""), (" Blackwell", ""), (" Server Edition", " Server"),
+    (" Workstation Edition", " WS"), ("GeForce ", ""),
+)  # fmt: skip
+
+
+def render(outcome: Outcome[Any]) -> RenderableType:
+    """Return the GPUs of a host; 100 columns are enough."""
+    result = outcome.answer
+    if result is None:
+        return headline(outcome)
+    parts: list[RenderableType] = [headline(outcome, _sentence(outcome))]
+    shown = [finding for finding in outcome.findings if finding.level not in {"ok", "skipped"} or finding.code in _PLAINLY]
+    found = findings(shown)
+    if found is not None:
+        parts.append(found)
+    if result.gpus:
+        parts.append(_table(result))
+    parts += [Text(line) for line in _processes(result)]
+    parts += [Text(line, "dim") for line in _about(outcome)]
+    return Group(*parts)
+
+
+def _sentence(outcome: Outcome[Any]) -> str:
+    result: Any = outcome.answer
+    there = result.expected_gpus if result.expected_gpus is not None else len(result.gpus)
+    usable = f"{result.usable_gpus} of {there} GPUs usable" if there or result.gpus else "no GPU"
+    busy = sum(gpu.free is False for gpu in result.gpus)
+    if busy:
+        usable += f", {busy} in use"
+    levels = Counter(level for group in (result.checks, *(gpu.checks for gpu in result.gpus)) for level in group.values())
+    told = [f"{levels[level]} {level}" for level in ("ok", "fail", "degraded", "unknown") if levels[level] or level == "ok"]
+    return f"{usable} (checks: {', '.join(told)})"
+
+
+def _number(value: float | None, unit: str = "") -> str:
+    return "-" if value is None else f"{value:.0f}{unit}"
+
+
+def _of(value: float | None, limit: float | None) -> str:
+    return "-" if value is None else f"{_number(value)}/{_number(limit)}"
+
+
+def _gib(gpu: Any) -> str:
+    if gpu.memory_used_mib is None or gpu.memory_total_mib is None:
+        return "-"
+    return f"{gpu.memory_used_mib / 1024:.1f}/{gpu.memory_total_mib / 1024:.0f}"
+
+
+def _name(text: str | None) -> str:
+    name = text or "-"
+    for long, short in _SHORT:
+        name = name.replace(long, short)
+    return safe(name, limit=26)
+
+
+def _errors(gpu: Any) -> str:
+    if gpu.ecc_enabled is False:
+        return "off"
+    return "-" if gpu.ecc_uncorrected_volatile is None else str(gpu.ecc_uncorrected_volatile)
+
+
+def _remap(gpu: Any) -> str:
+    if gpu.remap_pending is None and gpu.remap_failure is None:
+        return "-"
+    return "failed" if gpu.remap_failure else "pending" if gpu.remap_pending else "ok"
+
+
+def _table(result: Any) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="dim")
+    table.add_column("gpu", justify="right", no_wrap=True)
+    for name in ("bus id", "model"):
+        table.add_column(name, no_wrap=True)
+    table.add_column("status", no_wrap=True, min_width=8)
+    for name in ("util", "mem GiB", "temp", "power W", "SM MHz", "PCIe", "ecc", "remap"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("action", no_wrap=True)
+    for gpu in result.gpus:
+        link = "-" if gpu.pcie_gen is None else f"{gpu.pcie_gen}x{_number(gpu.pcie_width)}/{_number(gpu.pcie_gen_max)}x{_number(gpu.pcie_width_max)}"
+        table.add_row(
+            _number(gpu.index) if gpu.index is not None else "?",
+            safe(gpu.bus_id or "?"),
+            _name(gpu.name),
+            Text(gpu.status, STYLES.get(gpu.status, "")),
+            _number(gpu.utilization_pct, "%"),
+            _gib(gpu),
+            _number(gpu.temperature_c),
+            _of(gpu.power_w, gpu.power_limit_w),
+            _of(gpu.clock_sm_mhz, gpu.clock_sm_max_mhz),
+            link,
+            _errors(gpu),
+            _remap(gpu),
+            safe(gpu.recovery_action or "-"),
+        )
+    return table
+
+
+def _processes(result: Any) -> Iterator[str]:
+    lines = []
+    for gpu in result.gpus:
+        for process in gpu.processes:
+            where = f", {safe(process.container)}" if process.container else ""
+            lines.append(
+                f"gpu {_number(gpu.index)}: pid {process.pid} {safe(process.user or 'unknown user')} "
+                f"{_number(process.memory_mib, ' MiB')} {safe(process.name, limit=60)}{where}"
+            )
+    yield from lines[:_MAX_PROCESSES]
+    if len(lines) > _MAX_PROCESSES:
+        yield f"and {len(lines) - _MAX_PROCESSES} more processes; --json lists them all"
+
+
+def _about(outcome: Outcome[Any]) -> Iterator[str]:
+    result: Any = outcome.answer
+    driver = result.driver_version or "unknown"
+    module = "" if result.module_version is None else f", kernel module {result.module_version}{' (open)' if result.module_open else ''}"
+    yield f"driver {safe(driver)}{safe(module)}; from {safe(result.source)}; {safe(result.surroundings)}"
+    skipped = [finding.message for finding in outcome.findings if finding.level == "skipped"]
+    if skipped:
+        yield "not judged: " + "; ".join(safe(message, limit=120) for message in skipped)
