@@ -395,8 +395,9 @@ def _gpu(facts: Facts, gpu: Found, judgements: list[Judgement]) -> Gpu:
 
 def _status(gpu: Found, facts: Facts, judgements: list[Judgement]) -> str:
     levels = {item.level for item in judgements if item.subject in {gpu.subject, gpu.label}}
-    if not levels and facts.source == "host" and gpu.index is None:
-        levels = {"unknown"}
+    matrix = facts.matrix
+    if gpu.index is None or (matrix is not None and any((gpu.label, name) not in matrix.links for name in matrix.devices if name != gpu.label)):
+        levels.add("unknown")
     return next((level for level in ("fail", "degraded", "unknown") if level in levels), "ok")
 
 

@@ -95,10 +95,10 @@ def level(found: Mapping[str, Setting], *, gpus: int, cpu_vendor: str | None) ->
     """
     disable = found.get("NCCL_P2P_DISABLE")
     if disable is not None and _integer(disable.value) == 1:
-        return Level("LOC", "NCCL_P2P_DISABLE=1 in %s" % disable.source, default=False)
+        return Level("LOC", "NCCL_P2P_DISABLE=1 from %s" % disable.source, default=False)
     wanted = found.get("NCCL_P2P_LEVEL")
     if wanted is not None:
-        source = "NCCL_P2P_LEVEL=%s in %s" % (wanted.value, wanted.source)
+        source = "NCCL_P2P_LEVEL=%s from %s" % (wanted.value, wanted.source)
         if wanted.value in ORDER:
             return Level(wanted.value, source, default=False)
         if wanted.value[:1].isdigit():
@@ -107,7 +107,7 @@ def level(found: Mapping[str, Setting], *, gpus: int, cpu_vendor: str | None) ->
             return Level(name, "%s, an old number that means %s" % (source, name), default=False)
     if cpu_vendor == "amd" and gpus <= 2:
         return Level("SYS", "%s with at most two GPUs below AMD CPUs" % DEFAULT_SOURCE, default=True)
-    ignored = "" if wanted is None else "; NCCL_P2P_LEVEL=%s in %s is no level and is ignored" % (wanted.value, wanted.source)
+    ignored = "" if wanted is None else "; NCCL_P2P_LEVEL=%s from %s is no level and is ignored" % (wanted.value, wanted.source)
     return Level("PXB", DEFAULT_SOURCE + ignored, default=True)
 
 
@@ -175,5 +175,5 @@ def _allowed(read: str | None, write: str | None) -> bool | None:
 def _shared(reason: str, found: Mapping[str, Setting], allowed: bool | None) -> Way:
     disable = found.get("NCCL_SHM_DISABLE")
     if disable is not None and _integer(disable.value) == 1:
-        return Way("net", "%s, and NCCL_SHM_DISABLE=1 in %s" % (reason, disable.source), certain=True, allowed=allowed)
+        return Way("net", "%s, and NCCL_SHM_DISABLE=1 from %s" % (reason, disable.source), certain=True, allowed=allowed)
     return Way("shm", reason, certain=True, allowed=allowed)

@@ -190,7 +190,7 @@ def _ways(facts: Facts, limit: Level, found: Sequence[Pair]) -> Iterator[Judgeme
         allowed = "the driver allows P2P" if sure else "the driver may allow P2P"
         yield Judgement(
             "degraded", "nccl-through-host", "NCCL will go through the host's memory although %s" % allowed, subject=names(far),
-            value=len(far), unit="pairs", threshold=limit.name, threshold_source=limit.source,
+            value=len(far), unit="pairs",
             evidence=tuple("%s: %s" % (pair.name, pair.way.reason) for pair in far[:4]),
             action=_closer(limit, needed),
         )  # fmt: skip

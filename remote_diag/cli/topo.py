@@ -1,0 +1,105 @@
+"""``rdiag topo``."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from .options import parse_option, pass_settings, running, save_baseline_option
+from .settings import Settings
+
+if TYPE_CHECKING:
+    from ..baselines import Watch
+    from ..host import Host
+    from ..outcome import Outcome
+    from ..probe import Probe
+
+LEVELS = ("LOC", "NVL", "NVB", "C2C", "PIX", "PXB", "P2C", "PXN", "PHB", "SYS")
+
+
+@click.command()
+@parse_option
+@click.option("--gpus", type=click.IntRange(0, 1024), metavar="N", help="How many there should be.  [default: the inventory's]")
+@click.option("--p2p-level", type=click.Choice(LEVELS), help="Say what NCCL would do with this NCCL_P2P_LEVEL.")
+@click.option("--root", metavar="FOLDER", help="Where the host's files are, in a container that mounts them.  [default: /]")
+@click.option(
+    "--plot",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Also draw who is near whom: a .html or .png file here.",
+)
+@save_baseline_option
+@running
+@pass_settings
+def command(settings: Settings, /, parsed: Path | None, plot: Path | None, **given: Any) -> int:
+    """Show how the GPUs of a host are joined, and what NCCL will make of it.
+
+    \b
+    rdiag topo --host gpu8 --plot gpu8.html
+    rdiag topo --host gpu8 --p2p-level SYS
+    rdiag topo --parse topo-m.txt
+    """
+    from ..parameters import build
+    from ..views.topo import render
+    from .parse import execute_parsed
+    from .run import execute
+
+    if parsed is not None and given["root"] is not None:
+        raise click.UsageError("--parse reads a file and looks at no host: leave --root away")
+    picture = None if plot is None else _Picture(plot)
+
+    def params(probe: Probe[Any, Any]) -> Any:
+        return build(probe, base={name: value for name, value in given.items() if value is not None})
+
+    def for_host(params: Any, host: Host) -> Any:
+        return replace(params, gpus=host.gpus) if params.gpus is None else params
+
+    if parsed is not None:
+        return execute_parsed(settings, "topo", parsed, params, view=render, then=picture)
+    return execute(settings, "topo", params, view=render, then=picture, for_host=for_host, watched=watched())
+
+
+def watched() -> tuple[Watch, ...]:
+    """Return what is compared with the host's baseline; the speed of a link goes down in idle and is none of it."""
+    from ..baselines import Watch
+
+    return (
+        Watch("gpus[uuid]", level="fail", action="look which card is gone or new: rdiag gpu"),
+        Watch("gpus[uuid].bus_id"),
+        Watch("gpus[uuid].pcie_width", worse="lower", unit="lanes"),
+        Watch("gpus[uuid].pcie_speed_max_gts", worse="lower", unit="GT/s"),
+        Watch("gpus[uuid].numa_node"),
+        Watch("links[a,b].link"),
+        Watch("links[a,b].nvlinks", worse="lower", unit="NVLinks"),
+        Watch("pairs[a,b].transport"),
+        Watch("pairs[a,b].p2p_read"),
+        Watch("pairs[a,b].p2p_write"),
+        Watch("iommu"),
+        Watch("bridges[bus_id].acs_redirect"),
+        Watch("driver_version", level="ok"),
+    )
+
+
+class _Picture:
+    """Draws what comes back; with several hosts, one file for each."""
+
+    def __init__(self, path: Path) -> None:
+        from ..views.plotting import check
+
+        check(path)
+        self._path = path
+
+    def __call__(self, outcome: Outcome[Any], *, alone: bool) -> None:
+        from ..views.plotting import store
+        from ..views.topo_plot import draw
+
+        path = self._path if alone else self._path.with_name(f"{self._path.stem}-{outcome.host}{self._path.suffix}")
+        try:
+            data = draw(outcome, path)
+        except ValueError as error:
+            click.echo(f"rdiag: {outcome.host}: {path} is not drawn: {error}", err=True)
+            return
+        store(path, data)
