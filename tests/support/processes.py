@@ -30,3 +30,8 @@ def gone(*words: str, within: float = 10.0) -> list[str]:
             return []
         time.sleep(0.05)
     return running(*words)
+
+
+def parent(pid: int) -> int:
+    """Return the parent of a process."""
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
