@@ -142,11 +142,18 @@ def _hashed(
         yield JobFile(local, path, digest.hexdigest(), size, (mode & 0o755) | 0o400)
 
 
-def parts(file: JobFile, size: int) -> Iterator[tuple[int, bytes]]:
-    """Yield (offset, bytes) of ``file`` in pieces of ``size``; raise LocalIOError when it is shorter than it was."""
-    offset = 0
+def parts(file: JobFile, size: int, start: int = 0) -> Iterator[tuple[int, bytes]]:
+    """Yield (offset, bytes) of ``file`` in pieces of ``size``; raise LocalIOError when it is shorter than it was.
+
+    Args:
+        file: the file.
+        size: bytes of each piece but the last.
+        start: bytes that the host has already.
+    """
+    offset = start
     try:
         with file.local.open("rb") as stream:
+            stream.seek(start)
             while offset < file.size or file.size == 0:
                 piece = stream.read(min(size, file.size - offset))
                 if len(piece) < min(size, file.size - offset):

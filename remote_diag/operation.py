@@ -106,18 +106,20 @@ class Operation:
 
     def _send_files(self, payload: bytes, files: Sequence[JobFile]) -> None:
         wanted = loads(payload)
-        names = wanted.get("files") if isinstance(wanted, dict) else None
+        names, have = (wanted.get("files"), wanted.get("have", {})) if isinstance(wanted, dict) else (None, {})
         by_hash = {file.sha256: file for file in files}
         if not isinstance(names, list) or not all(isinstance(name, str) and name in by_hash for name in names):
             raise MessageError("need: files that this launch does not have")
         chosen = [by_hash[name] for name in names]
+        begun = {file.sha256: _begun(have, file) for file in chosen}
         total = sum(file.size for file in chosen)
-        self._tell(Note(f"sending {len(chosen)} of {len(by_hash)} files ({_size(total)}) to {self._host.name}"))
-        sent = acknowledged = 0
+        sent = acknowledged = sum(begun.values())
+        there = f", {_size(sent)} of which are there already" if sent else ""
+        self._tell(Note(f"sending {len(chosen)} of {len(by_hash)} files ({_size(total)}{there}) to {self._host.name}"))
         for file in chosen:
             head = file.sha256.encode("ascii") + b"\n"
             in_parts = file.size > 4 * PART
-            for offset, data in parts(file, PART if in_parts else max(1, file.size)):
+            for offset, data in parts(file, PART if in_parts else max(1, file.size), begun[file.sha256]):
                 if in_parts:
                     self._link.send("file-part", head + b"%d\n" % offset + data)
                 else:
@@ -150,6 +152,14 @@ class Operation:
         return ConnectionLost(
             cause, host=self._host.name, hint=f"see what is there: rdiag jobs --host {self._host.name}", retryable=True
         )
+
+
+def _begun(have: object, file: JobFile) -> int:
+    """Return how many bytes of a file the host has from a connection that was lost; only large ones are gone on with."""
+    count = have.get(file.sha256, 0) if isinstance(have, dict) else 0
+    if type(count) is not int or not 0 <= count < max(1, file.size):
+        raise MessageError("need: more of a file than there is")
+    return count if file.size > 4 * PART else 0
 
 
 def _size(count: int) -> str:

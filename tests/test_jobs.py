@@ -176,6 +176,20 @@ def test_large_files_travel_in_parts_with_progress_and_only_once(host: Host, ser
         assert proxy.from_client < 100_000
 
 
+def test_a_large_file_whose_sending_was_cut_off_goes_on_where_it_was(host: Host, server: sshd.TestSshd, tmp_path: Path) -> None:
+    (tmp_path / "weights.bin").write_bytes(os.urandom(1 << 20) * 24)
+    (file,) = files = collect(["weights.bin"], tmp_path)
+    spec = JobSpec("job", ("/bin/sh", "-c", "sha256sum weights.bin"), files=files, disk_bytes=0)
+    launched(host, sleeper("warm"))
+    notes: list[Event] = []
+    with Proxy(server.port, cut_asked_after=18 << 20) as first, Proxy(server.port) as second:
+        places = [replace(host, port=proxy.port, host_key=" ".join(server.host_key())) for proxy in (first, second)]
+        launch_surely(lambda: Session(places.pop(0)), spec, tell=notes.append)
+        assert second.from_client < 16 << 20
+    assert "of which are there already" in str(notes)
+    assert Path(ended(host, "job.v1").log or "").read_text() == f"{file.sha256}  weights.bin\n"
+
+
 def test_a_file_that_becomes_shorter_meanwhile_starts_nothing(host: Host, tmp_path: Path) -> None:
     path = tmp_path / "weights.bin"
     path.write_bytes(os.urandom(6 << 20))

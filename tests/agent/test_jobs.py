@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
 import signal
@@ -149,6 +150,46 @@ def test_a_file_that_arrives_damaged_starts_nothing(host: JobHost) -> None:
             finish(driver)
     assert host.jobs() == []
     assert os.listdir(host.cache / "blobs") == []
+
+
+def test_what_came_of_a_file_is_kept_for_the_next_launch_whatever_it_is(host: JobHost) -> None:
+    content = os.urandom(9 << 20)
+    name = hashlib.sha256(content).hexdigest()
+    partial = host.cache / "blobs" / f".{name}.part"
+    request = launch_request(["/usr/bin/wc", "-c", "a"], "job", {"a": content})
+
+    def sent(driver: AgentDriver, begin: int, end: int) -> None:
+        for offset in range(begin, end, 1 << 20):
+            driver.send("file-part", b"%s\n%d\n" % (name.encode(), offset) + content[offset : offset + (1 << 20)])
+
+    with AgentDriver(host.bundle) as driver:
+        host.begin(driver, "launch", **request)
+        assert json.loads(driver.wait_for("need").payload) == {"files": [name], "have": {}}
+        sent(driver, 0, 5 << 20)
+        assert wait_until(lambda: partial.exists() and partial.stat().st_size == 5 << 20, 20)
+        # Another launch with the same file does not wait for this one.
+        with AgentDriver(host.bundle) as other:
+            host.begin(other, "launch", **launch_request(["/bin/true"], "other", {"a": content}))
+            assert json.loads(other.wait_for("need").payload)["have"] == {}
+    assert wait_until(lambda: [one.name for one in partial.parent.iterdir()] == [partial.name], 20)
+    with AgentDriver(host.bundle) as driver:
+        host.begin(driver, "launch", **request)
+        assert json.loads(driver.wait_for("need").payload)["have"] == {name: 5 << 20}
+        sent(driver, 5 << 20, 9 << 20)
+        finish(driver)
+    host.wait_for("job.v1", "exited")
+    assert (host.directory("job.v1") / "stdout.log").read_text() == f"{9 << 20} a\n"
+    assert [one.name for one in partial.parent.iterdir()] == [name]
+    # What is damaged is found out at the end, and is not kept.
+    (partial.parent / name).unlink()
+    partial.write_bytes(bytes(5 << 20))
+    with AgentDriver(host.bundle) as driver:
+        host.begin(driver, "launch", **launch_request(["/bin/true"], "again", {"a": content}))
+        driver.wait_for("need")
+        sent(driver, 5 << 20, 9 << 20)
+        with pytest.raises(Ended, match="arrived damaged"):
+            finish(driver)
+    assert list(partial.parent.iterdir()) == []
 
 
 @pytest.mark.parametrize("path", ["../x", "/x", "a/../../x", "a//b", ".", "", "a\0b", "a/."])
