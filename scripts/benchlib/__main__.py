@@ -32,6 +32,10 @@ def _arguments() -> argparse.Namespace:
         "--rtt", type=float, nargs="*", default=[0.0, 50.0], metavar="MS", help="round trips to measure at [0 50]"
     )
     parser.add_argument("--only", choices=PARTS, action="append", help="one part; may be repeated [all]")
+    parser.add_argument(
+        "--heads", action="store_true", help="vocab-remap and verifier-head at full size, and nothing else; 7 GB of files"
+    )
+    parser.add_argument("--dir", type=Path, metavar="DIR", help="with --heads: where to put the files for a while [.bench]")
     parser.add_argument("--with-peers", action="store_true", help="install ansible-core and pyinfra below .bench first")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--profile", action="store_true", help="print where rdiag's start-up time goes, and nothing else")
@@ -49,7 +53,7 @@ def main() -> int:
     chosen = _arguments()
     directory = ROOT / ".bench"
     work = workload.write(directory / "work")
-    parts = chosen.only or PARTS
+    parts = () if chosen.heads else chosen.only or PARTS
     tables: list[Any] = []
     found: list[aims.Aim] = []
     answer: dict[str, Any] = {
@@ -87,6 +91,13 @@ def main() -> int:
         tables.append(report.checkpoint_table(measured))
         found += checkpoint.aims(measured)
         answer["checkpoint"] = measured.as_dict()
+    if chosen.heads:
+        from benchlib import heads
+
+        big = heads.measure(chosen.dir or directory, chosen.rounds, tell)
+        tables.append(report.race_table("heads of 32,000 and 163,840 rows", big.times, ours=""))
+        found += heads.aims(big)
+        answer["heads"] = big.as_dict()
     answer["aims"] = [aim.as_dict() for aim in found]
     if chosen.json:
         print(json.dumps(answer, indent=2))

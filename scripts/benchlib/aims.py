@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -11,7 +12,7 @@ from .clock import Times
 
 @dataclass(frozen=True)
 class Aim:
-    """``value`` is to be at most ``limit``."""
+    """``value`` is to be at most ``limit``; infinity for what is told without an aim."""
 
     what: str
     value: float
@@ -25,7 +26,8 @@ class Aim:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the object that --json prints."""
-        return {**asdict(self), "value": round(self.value, 3), "met": self.met}
+        limit = None if math.isinf(self.limit) else self.limit
+        return {**asdict(self), "value": round(self.value, 3), "limit": limit, "met": self.met}
 
 
 # (round trip in ms, what is compared with, largest ratio)

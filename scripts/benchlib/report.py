@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 
@@ -18,7 +19,7 @@ def race_table(title: str, times: dict[str, Times], ours: str = contenders.RDIAG
     """Return one row a contender: median, range, and what ours is of it."""
     table = Table(title=title, title_justify="left", box=None, pad_edge=False)
     table.add_column("")
-    for heading in ("median", "min", "max", "local CPU", f"{ours} is"):
+    for heading in ("median", "min", "max", "local CPU", f"{ours} is" if ours else ""):
         table.add_column(heading, justify="right")
     base = times[ours].median if ours in times else None
     for name, measured in sorted(times.items(), key=lambda item: item[1].median):
@@ -50,7 +51,8 @@ def aims_table(aims: Sequence[Aim]) -> Table:
     for heading in ("measured", "at most", ""):
         table.add_column(heading, justify="right")
     for aim in aims:
-        table.add_row(aim.what, f"{aim.value:.2f} {aim.unit}", f"{aim.limit:g}", "met" if aim.met else "MISSED")
+        limit, verdict = ("", "") if math.isinf(aim.limit) else (f"{aim.limit:g}", "met" if aim.met else "MISSED")
+        table.add_row(aim.what, f"{aim.value:.2f} {aim.unit}", limit, verdict)
     return table
 
 

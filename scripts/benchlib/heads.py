@@ -1,39 +1,37 @@
 """vocab-remap and verifier-head on heads as large as real ones, beside the least that anybody could do: copy, read.
 
-A drafter with a bfloat16 head of 32,000 x 7,168 (459 MB) is given another mapping; 6,250 of its rows come from a target
-head of 163,840 x 7,168 (2.35 GB); once with nothing but its head and mapping, once whole (2.1 GB). Times are those of the whole command, from its start to its end, on this machine as
-the host, in turn with ``cp`` of the drafter and one read of the target's head. The page cache is warm for all of them.
+A drafter with a bfloat16 head of 32,000 x 7,168 (459 MB) is given another mapping; 6,250 of its rows come from a target's
+head of 163,840 x 7,168 (2.35 GB); once with nothing but its head and mapping, once whole (2.1 GB). Times are those of the
+whole command, from its start to its end, on this machine as the host, in turn with ``cp`` of the drafter and one read of
+the target's head. Remapping is measured as ``cp`` is, with everything in the page cache; heads are compared and read with
+nothing of them in it, as the first time that somebody asks.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
+import os
 import resource
 import shutil
-import statistics
 import subprocess
-import sys
 import tempfile
-import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-ROOT = Path(__file__).resolve().parents[1]
-for folder in (ROOT, ROOT / "scripts"):
-    if str(folder) not in sys.path:
-        sys.path.insert(0, str(folder))
+from tests.support import mission
+from tests.support.checkpoints import mask, offsets, safetensors_file
 
-from benchlib.aims import Aim  # noqa: E402
-from tests.support import mission  # noqa: E402
-from tests.support.checkpoints import mask, offsets, safetensors_file  # noqa: E402
-from tests.support.cli import command, environment  # noqa: E402
+from .aims import Aim
+from .clock import Broken, Times, usual_environment
+from .contenders import rdiag_env, rdiag_program
 
 HIDDEN = 7168
 BODY = {
@@ -48,11 +46,6 @@ _READ = 8 << 20
 
 Bits = NDArray[np.uint16]
 Block = Callable[[int, int], Bits]
-
-
-def tell(text: str) -> None:
-    """Say how far it is."""
-    print(f"bench: {text}", file=sys.stderr, flush=True)
 
 
 def write_checkpoint(path: Path, matrices: Mapping[str, tuple[int, int, Block]], **small: Any) -> int:
@@ -87,7 +80,7 @@ def write_checkpoint(path: Path, matrices: Mapping[str, tuple[int, int, Block]],
     return len(begin)
 
 
-def random(columns: int) -> Block:
+def random_rows(columns: int) -> Block:
     """Return what makes rows of plausible size: sign and fraction at random, between 2^-8 and 2^-5."""
     choose = np.random.default_rng(1)
 
@@ -106,7 +99,7 @@ def make_files(folder: Path) -> None:
     for name in ("bare", "whole", "target"):
         (folder / name).mkdir()
     head = mission.VOCAB, HIDDEN
-    begin = write_checkpoint(folder / "target" / WEIGHTS, {"lm_head.weight": (*head, random(HIDDEN))})
+    begin = write_checkpoint(folder / "target" / WEIGHTS, {"lm_head.weight": (*head, random_rows(HIDDEN))})
 
     def cut(start: int, stop: int) -> Bits:
         # Not mapped: what is mapped here would count as memory of the processes that are started from here.
@@ -118,7 +111,7 @@ def make_files(folder: Path) -> None:
         return found
 
     own = {"lm_head.weight": (len(a), HIDDEN, cut)}
-    body = {f"midlayer.{name}.weight": (*shape, random(shape[1])) for name, shape in BODY.items()}
+    body = {f"midlayer.{name}.weight": (*shape, random_rows(shape[1])) for name, shape in BODY.items()}
     mapping = {"d2t": offsets(a), "t2d": mask(a, mission.VOCAB)}
     write_checkpoint(folder / "bare" / WEIGHTS, own, **mapping)
     write_checkpoint(folder / "whole" / WEIGHTS, {**body, **own}, **mapping)
@@ -127,120 +120,136 @@ def make_files(folder: Path) -> None:
         (folder / name / "config.json").write_text(json.dumps(config))
     np.savez(folder / "b.npz", d2t=offsets(b), t2d=mask(b, mission.VOCAB))
 
+
+@dataclass(frozen=True)
+class Measured:
+    """What was seen."""
+
+    times: dict[str, Times]
+    memory_bytes: int
+    """Largest resident memory of any process that was started."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the object that --json prints."""
+        times = {name: one.as_dict() for name, one in self.times.items()}
+        return {"contenders": times, "memory_bytes": self.memory_bytes}
+
+
+def measure(directory: Path, rounds: int, tell: Callable[[str], None]) -> Measured:
+    """Return the times of everything, from files that are written for it: 7 GB below ``directory`` for a while."""
+    directory.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="heads-", dir=directory) as place:
+        folder = Path(place)
+        tell("writing drafters of 0.46 and 2.1 GB, and a target's head of 2.35 GB")
+        make_files(folder)
+        entrants = contenders(folder)
+        times = {name: Times() for name in entrants}
+        for number in range(rounds + 1):
+            # The first round installs rdiag's bundle.
+            tell(f"round {number} of {rounds}" if number else "once without the clock")
+            for name, (prepare, work) in entrants.items():
+                prepare()
+                wall, cpu = timed(work)
+                if number:
+                    times[name].wall.append(wall)
+                    times[name].cpu.append(cpu)
+                clear(folder / "out")
+    return Measured(times, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024)
+
+
 def run_rdiag(folder: Path, *arguments: str) -> dict[str, Any]:
     """Run a command and return its JSON."""
     ran = subprocess.run(
-        command(*arguments, "--json"), cwd=folder, env=environment(folder / "home"), stdin=subprocess.DEVNULL,
-        capture_output=True, check=False,
+        [rdiag_program(), *arguments, "--json"], cwd=folder, env={**usual_environment(), **rdiag_env(folder / "rdiag")},
+        stdin=subprocess.DEVNULL, capture_output=True, check=False,
     )  # fmt: skip
     if ran.returncode not in (0, 1):
-        raise SystemExit(f"rdiag {' '.join(arguments)} ended with {ran.returncode}: {ran.stderr.decode()}")
+        raise Broken(f"rdiag {' '.join(arguments)} ended with {ran.returncode}: {ran.stderr.decode()}")
     answer: dict[str, Any] = json.loads(ran.stdout)
     return answer
 
 
-def timed(work: Callable[[], object]) -> float:
-    """Return the seconds that ``work`` takes."""
-    start = time.perf_counter()
+def timed(work: Callable[[], object]) -> tuple[float, float]:
+    """Return the (wall, processor) time that ``work`` takes, its processes included; seconds."""
+    before, start = os.times(), perf_counter()
     work()
-    return time.perf_counter() - start
+    wall, after = perf_counter() - start, os.times()
+    return wall, sum(after[:4]) - sum(before[:4])
 
 
-def contenders(folder: Path) -> dict[str, Callable[[], None]]:
-    """Return what is measured, by name."""
+def clear(path: Path) -> None:
+    """Remove a file or folder."""
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def sync() -> None:
+    """Wait until nothing is left to be written, so that nobody pays for what others wrote."""
+    subprocess.run(["sync"], check=True)
+
+
+def forget(*paths: Path) -> None:
+    """Take files out of the page cache."""
+    sync()
+    for path in paths:
+        descriptor = os.open(path, os.O_RDONLY)
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(descriptor)
+
+
+def contenders(folder: Path) -> dict[str, tuple[Callable[[], None], Callable[[], None]]]:
+    """Return (what is done before the clock starts, what is measured) by name."""
     out, target = folder / "out", folder / "target"
 
-    def copy(drafter: str, *, sync: bool) -> None:
+    def copy(drafter: str, *, to_disk: bool) -> None:
         subprocess.run(["cp", str(folder / drafter / WEIGHTS), str(out)], check=True)
-        if sync:
+        if to_disk:
             subprocess.run(["sync", str(out)], check=True)
 
     def remap(drafter: str) -> None:
         names = ("--mapping", str(folder / "b.npz"), "--verifier", str(target), "--out", str(out))
         result = run_rdiag(folder, "vocab-remap", str(folder / drafter), *names)["result"]
         if (result["rows_moved"], result["rows_initialised"]) != (mission.SHARED, mission.WITHOUT_SOURCE):
-            raise SystemExit(f"wrong rows: {result}")
+            raise Broken(f"wrong rows: {result}")
+
+    def compare() -> None:
+        if run_rdiag(folder, "verifier-head", str(folder / "bare"), "--target", str(target))["result"]["exact"] is not True:
+            raise Broken("verifier-head did not find the rows")
 
     def read() -> None:
         with (target / WEIGHTS).open("rb", buffering=0) as file:
             while file.read(_READ):
                 pass
 
-    found: dict[str, Callable[[], None]] = {"rdiag run hello": lambda: void(run_rdiag(folder, "run", "hello"))}
+    cold = partial(forget, folder / "bare" / WEIGHTS, target / WEIGHTS)
+    found: dict[str, tuple[Callable[[], None], Callable[[], None]]] = {}
     for drafter in ("bare", "whole"):
-        found[f"cp, {drafter}"] = partial(copy, drafter, sync=False)
-        found[f"cp and sync, {drafter}"] = partial(copy, drafter, sync=True)
-        found[f"rdiag vocab-remap, {drafter}"] = partial(remap, drafter)
-    found["cp, target's head"] = partial(copy, "target", sync=False)
-    found["read the target's head"] = read
-    found["rdiag verifier-head"] = lambda: void(run_rdiag(folder, "verifier-head", str(folder / "bare"), "--target", str(target)))
+        found[f"cp, {drafter}"] = sync, partial(copy, drafter, to_disk=False)
+        found[f"cp and sync, {drafter}"] = sync, partial(copy, drafter, to_disk=True)
+        found[f"rdiag vocab-remap, {drafter}"] = sync, partial(remap, drafter)
+    found["cp, target's head"] = sync, partial(copy, "target", to_disk=False)
+    found["read the target's head"] = cold, read
+    found["rdiag verifier-head"] = cold, compare
+    found["read the target's head again"] = sync, read
+    found["rdiag verifier-head again"] = sync, compare
     return found
 
 
-def void(_: object) -> None:
-    """Forget a result."""
-
-
-def measure(folder: Path, rounds: int) -> tuple[dict[str, list[float]], int]:
-    """Return (seconds of every contender, largest memory of any process in bytes)."""
-    out, entrants = folder / "out", contenders(folder)
-    seconds: dict[str, list[float]] = {name: [] for name in entrants}
-    for number in range(rounds + 1):
-        for name, work in entrants.items():
-            subprocess.run(["sync"], check=True)
-            taken = timed(work)
-            # The first round installs rdiag's bundle and warms every cache.
-            if number:
-                seconds[name].append(taken)
-                tell(f"round {number}: {name}: {taken:.2f} s")
-            if out.is_dir():
-                shutil.rmtree(out)
-            else:
-                out.unlink(missing_ok=True)
-    return seconds, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
-
-
-def report(seconds: dict[str, list[float]], memory: int) -> list[Aim]:
-    """Print the times and return the aims."""
-    median = {name: statistics.median(values) for name, values in seconds.items()}
-    for name, value in median.items():
-        values = seconds[name]
-        print(f"{name:26} {value:6.2f} s  ({min(values):.2f} to {max(values):.2f})")
-    print(f"{'largest process':26} {memory / 1e6:6.0f} MB")
+def aims(measured: Measured) -> list[Aim]:
+    """Return the aims; those without a limit are told, not aimed at: there the start of two Pythons weighs most."""
 
     def ratio(ours: str, theirs: str, limit: float) -> Aim:
-        return Aim(f"{ours} / {theirs}", median[ours] / median[theirs], limit)
+        return Aim(f"{ours} / {theirs}", measured.times[ours].median / measured.times[theirs].median, limit)
 
     return [
         ratio("rdiag vocab-remap, whole", "cp, whole", REMAP_AIM),
         ratio("rdiag vocab-remap, whole", "cp and sync, whole", REMAP_AIM),
         ratio("rdiag vocab-remap, bare", "cp, target's head", REMAP_AIM),
-        # Here the start of two Pythons and of numpy weighs most: told, not aimed at.
         ratio("rdiag vocab-remap, bare", "cp, bare", math.inf),
         ratio("rdiag vocab-remap, bare", "cp and sync, bare", math.inf),
         ratio("rdiag verifier-head", "read the target's head", VERIFIER_AIM),
-        Aim("memory of the largest process, GB", memory / 1e9, MEMORY_AIM / 1e9),
+        ratio("rdiag verifier-head again", "read the target's head again", math.inf),
+        Aim("memory of the largest process", measured.memory_bytes / 1e9, MEMORY_AIM / 1e9, "GB"),
     ]
-
-
-def main() -> int:
-    """Measure, print, and return 1 when an aim is missed."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--rounds", type=int, default=5, help="how often each is measured (default 5)")
-    parser.add_argument("--dir", type=Path, help="where to put 7 GB of files for a while (default: the temporary folder)")
-    arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="rdiag-bench-", dir=arguments.dir) as name:
-        folder = Path(name)
-        tell("writing drafters of 0.46 and 2.1 GB, and a target's head of 2.35 GB")
-        make_files(folder)
-        (folder / "home").mkdir(exist_ok=True)
-        seconds, memory = measure(folder, max(1, arguments.rounds))
-    aims = report(seconds, memory)
-    for aim in aims:
-        verdict = "no aim" if math.isinf(aim.limit) else f"aim at most {aim.limit:g}: {'met' if aim.met else 'MISSED'}"
-        print(f"{aim.what:52} {aim.value:5.2f}  {verdict}")
-    return 0 if all(aim.met for aim in aims) else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())
