@@ -13,6 +13,7 @@ import tempfile
 from dataclasses import dataclass, field
 from time import monotonic
 
+from ..gpu.busid import normalise
 from . import bandwidth, faults, load, plan, tables, workers
 from .judge import Judge
 
@@ -270,16 +271,16 @@ class _Steps:
     def _look_under_load(self, row: dict[str, Any]) -> None:
         calls = plan.burst_calls(row["time_us"], cuda=True, seconds=_LOAD_SECONDS)
         self._group.order(do="time", latency=0, burst=calls, bursts=1)
-        buses = [normal for normal in (load.normal(ready["bus_id"] or "") for ready in self._arm.ready) if normal]
+        buses = [bus for bus in (normalise(ready["bus_id"] or "") for ready in self._arm.ready) if bus]
         begun = monotonic()
         self._arm.load, problem = load.sample(min(10.0, self._job.step_timeout_s), buses)
         took = monotonic() - begun
         self._answers(self._job.step_timeout_s + _LOAD_SECONDS)
-        if problem is not None:
-            self._arm.notes.append("the GPUs could not be looked at under load: %s" % problem)
-        elif took > _LOAD_SECONDS:
-            self._arm.notes.append("nvidia-smi took %.1f s: GPUs may have been idle again when it looked" % took)
+        if problem is None and took > _LOAD_SECONDS:
+            problem = "nvidia-smi took %.1f s: GPUs may have been idle again when it looked" % took
             self._arm.load = []
+        if problem is not None:
+            self._context.finding("unknown", "load-unknown", "the GPUs could not be looked at under load: %s" % problem)
 
 
 # -- what it amounts to

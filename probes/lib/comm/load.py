@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 
-from probes.lib.gpu.run_smi import SMI, Programs
+from ..gpu.busid import normalise
+from ..gpu.missing import missing as absent
+from ..gpu.run_smi import SMI, Programs
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,7 +26,9 @@ _FIELDS = (
     ("throttle", "clocks_throttle_reasons.active"),
 )
 _WHOLE = frozenset({"pcie_gen", "pcie_gen_max", "pcie_width", "pcie_width_max"})
+IDLE = "idle"
 _REASONS = {
+    0x1: IDLE,
     0x4: "power cap",
     0x8: "hardware slowdown",
     0x10: "sync boost",
@@ -32,10 +36,9 @@ _REASONS = {
     0x40: "thermal slowdown by hardware",
     0x80: "power brake",
 }
-_IGNORED = 0x1 | 0x2 | 0x100
-"""Idle, application clocks, display clocks."""
+_IGNORED = 0x2 | 0x100
+"""Application clocks, display clocks."""
 _FAULTS = {"hardware slowdown", "thermal slowdown by hardware", "power brake"}
-_BUS = re.compile(r"(?:([0-9a-f]{8}|[0-9a-f]{4}):)?([0-9a-f]{2}:[0-9a-f]{2}\.[0-7])", re.ASCII)
 _NUMBER = re.compile(r"\d+(?:\.\d+)?", re.ASCII)
 _SECONDS = 15.0
 
@@ -64,7 +67,7 @@ def parse(text: str) -> tuple[list[dict[str, Any]], list[str]]:
     found, damaged = [], []
     for line in text.splitlines():
         cells = [cell.strip() for cell in line.split(",")]
-        bus_id = normal(cells[0]) if len(cells) == len(_FIELDS) + 1 else None
+        bus_id = normalise(cells[0]) if len(cells) == len(_FIELDS) + 1 else None
         if bus_id is None:
             damaged += [line.strip()] if line.strip() else []
             continue
@@ -77,15 +80,6 @@ def parse(text: str) -> tuple[list[dict[str, Any]], list[str]]:
             fields[name] = () if value is None and name == "throttle" else value
         found.append(fields)
     return found, damaged
-
-
-def normal(bus_id: str) -> str | None:
-    """Return a bus id as the kernel writes it, 0000:1b:00.0; None for anything else."""
-    match = _BUS.fullmatch(bus_id.strip().lower())
-    if match is None:
-        return None
-    domain = match[1] or "0000"
-    return "%s:%s" % (domain[4:] if len(domain) == 8 and domain.startswith("0000") else domain, match[2])
 
 
 def reasons(cell: str) -> tuple[str, ...] | None:
@@ -108,6 +102,11 @@ def judge(context: Context, loads: Sequence[dict[str, Any]]) -> None:
     """Report links that stay narrow or slow under load, and clocks that a fault holds down."""
     for load in loads:
         subject = "gpu %s" % load["bus_id"]
+        if IDLE in load["throttle"]:
+            # An idle link sleeps at generation 1; that is no fault.
+            context.finding("unknown", "load-unknown", "it was idle when it was looked at: nothing is known of it under load", subject=subject)
+            continue
+        _tell_missing(context, load, subject)
         for name, what, code in (("pcie_gen", "generation", "link-slow"), ("pcie_width", "width", "link-narrow")):
             now, most = load[name], load[name + "_max"]
             if now is not None and most is not None and now < most:
@@ -135,3 +134,14 @@ def judge(context: Context, loads: Sequence[dict[str, Any]]) -> None:
                 "degraded", "throttled", "clocks are lowered under load because the GPU is hot", subject=subject,
                 value=load["temperature_c"], unit="C", action="look at the cooling of this GPU",
             )  # fmt: skip
+
+
+def _tell_missing(context: Context, load: dict[str, Any], subject: str) -> None:
+    """Report what could not be looked at; what the card or the driver does not have is no gap."""
+    gaps = []
+    for name, text in sorted(load["missing"].items()):
+        reason = absent("" if text == "empty" else text)
+        if reason is None or reason.reason not in ("not-supported", "deprecated"):
+            gaps.append("%s: %s" % (name, text))
+    if gaps:
+        context.finding("unknown", "load-unknown", "what it does under load is not known: %s" % "; ".join(gaps), subject=subject)

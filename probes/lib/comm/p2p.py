@@ -10,6 +10,7 @@ import os
 import tempfile
 from time import monotonic
 
+from ..gpu.busid import normalise
 from ..gpu.thresholds import Thresholds
 from . import load, plan, workers
 
@@ -316,7 +317,7 @@ def _possible(context: Context, report: Fields) -> dict[int, tuple[float, str]]:
     by_bus = {each["bus_id"]: each for each in found}
     possible = {}
     for gpu in report["gpus"]:
-        link = by_bus.get(load.normal(gpu["bus_id"] or "") or "")
+        link = by_bus.get(normalise(gpu["bus_id"] or "") or "")
         if link is None or link["pcie_width_max"] is None or link["pcie_gen_max"] not in PCIE_GBS:
             continue
         generation, width = link["pcie_gen_max"], link["pcie_width_max"]
