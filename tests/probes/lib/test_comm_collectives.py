@@ -16,6 +16,7 @@ from probes.lib.comm import collectives, plan, workers
 from probes.lib.comm.judge import Judge
 from remote_diag.testing import RecordingContext
 from tests.support import processes
+from tests.support.fake_smi import FakeSmi, rtx_pro_6000
 
 STAND_IN = str(Path(__file__).resolve().parents[2] / "support" / "stand_in_rank.py")
 SIZES = [8, 1 << 20, 64 << 20]
@@ -286,3 +287,25 @@ def test_latency_is_that_of_the_slowest_rank_of_each_call() -> None:
     assert (told["slowest_rank"], told["slowest_share"]) == (1, pytest.approx(2 / 3))
     assert plan.nearest_rank([float(n) for n in range(1, 201)], 0.99) == 198.0
     assert plan.nearest_rank([1.0], 0.99) == 1.0
+
+
+def test_gpus_are_looked_at_under_load(bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    smi = FakeSmi(tmp_path / "bin", rtx_pro_6000(4))
+    for index, gpu in enumerate(smi.gpus):
+        gpu.update({"pci.bus_id": f"00000000:{index:02X}:00.0", "clocks_event_reasons.active": "0x0000000000000004"})
+        gpu["pcie.link.gen.current"] = "4" if index == 1 else "5"
+    smi.write()
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=":")
+    result = bench.run()
+    # The fourth GPU has no rank.
+    assert [each.bus_id for each in result.load] == ["0000:00:00.0", "0000:01:00.0", "0000:02:00.0"]
+    assert result.load[0].throttle == ("power cap",)
+    (found,) = [finding for finding in bench.context.findings if finding.code == "link-slow"]
+    assert (found.subject, found.value, found.threshold) == ("gpu 0000:01:00.0", 4, 5)
+    assert "load-unknown" not in bench.codes
+
+
+def test_gpus_that_cannot_be_looked_at_are_unknown(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("probes.lib.gpu.run_smi.find", lambda *_: None)
+    bench.run()
+    assert bench.codes["load-unknown"] == "unknown"
