@@ -40,6 +40,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "probes": ("probes", "List the probes, or describe one."),
     "replay": ("replay", "Run a drafter over hidden states: which conventions does it follow?"),
     "run": ("run", "Run any probe on a host."),
+    "serving": ("serving", "Say how a running SGLang or vLLM server does, and measure it if asked."),
     "stop": ("stop", "Stop a job, and say whether that worked."),
     "topo": ("topo", "Show how the GPUs of a host are joined, and what NCCL will make of it."),
     "triage": ("triage", "Find out why a drafter that serves well trains badly."),
