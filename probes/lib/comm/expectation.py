@@ -129,7 +129,9 @@ def curve(conditions: Conditions, own: Sequence[Reference] = ()) -> tuple[Refere
         courses: dict[tuple[str, ...], list[Reference]] = {}
         for row in table:
             if row.kind == "measured" and row.size_bytes is not None and _fits(row, conditions):
-                courses.setdefault((row.layout, row.settings, row.algorithm, row.source), []).append(row)
+                course = courses.setdefault((row.layout, row.settings, row.algorithm), [])
+                if all(row.size_bytes != other.size_bytes for other in course):
+                    course.append(row)
         for course in courses.values():
             if len(course) > len(best):
                 best = course

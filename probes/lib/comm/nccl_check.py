@@ -6,6 +6,8 @@ number where the text does not, and contradicts it where the text is wrong or gl
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from dataclasses import dataclass, replace
 
 from . import bandwidth
@@ -65,13 +67,15 @@ def understand(log: Log, table: Table, collective: str | None = None) -> Reading
     rule = bandwidth.FACTORS[named] if named is not None else _rule(ratio)
     stated, stated_from = _stated(log, table)
     votes = _votes(table)
-    voted = None if rule is None else _voted(rule, votes)
-    ranks, ranks_from = (stated, stated_from) if stated is not None else (voted, "the ratio of its bandwidths")
+    ranks, ranks_from = stated, stated_from
+    if stated is None and rule is not None:
+        ranks, ranks_from = _voted(rule, votes), "the ratio of its bandwidths"
     disagreement = None
     if ranks is not None and rule is not None and votes and not _agrees(rule, ranks, votes):
+        voted = _voted(rule, votes)
         told = "" if voted is None else f"; they were computed for {voted}"
         disagreement = f"its bus bandwidths do not follow from {ranks} ranks ({ranks_from}){told}"
-    lines, damaged = _believable(table, rule, None if disagreement else ranks)
+    lines, damaged = _believable(table, rule, None if disagreement else ranks, lost=named != "alltoall" and _blank_reductions(table))
     complete = table.ended and bool(lines) and _all_sizes(table, len(damaged))
     return Reading(
         table, named, named_from if named is not None else "", ranks, ranks_from if ranks is not None else "", lines, damaged,
@@ -109,8 +113,8 @@ def _by_shape(table: Table, ratio: float | None) -> str | None:
     if rooted:
         # Gather and scatter have a root, too.
         return "broadcast" if one else None
-    if "redop" in table.columns and "root" not in table.columns:
-        return "alltoall"
+    if _blank_reductions(table):
+        return "alltoall" if ratio < 1 - TOLERANCE else None
     if one:
         return "sendrecv"
     if table.old_errors:
@@ -180,13 +184,23 @@ def _voted(rule: str, votes: list[tuple[float, float]]) -> int | None:
     """Return the only number of ranks that most rows allow."""
     if not votes or rule == bandwidth.ONE:
         return None
-    counts = {}
-    for ranks in range(1, MOST_RANKS + 1):
-        expected = _factor(rule, ranks)
-        counts[ranks] = sum(low <= expected <= high for low, high in votes)
-    most = max(counts.values())
-    winners = [ranks for ranks, count in counts.items() if count == most]
-    return winners[0] if len(winners) == 1 and most > len(votes) / 2 else None
+    share = 2 if rule == bandwidth.TWICE_ALL_BUT_ONE else 1
+    changes: Counter[int] = Counter()
+    for low, high in votes:
+        # (n-1)/n lies between both exactly for these n.
+        changes[math.ceil(_ranks_of(low / share) - 1e-9)] += 1
+        changes[math.floor(_ranks_of(high / share) + 1e-9) + 1] -= 1
+    count, counts = 0, []
+    for ranks in range(MOST_RANKS + 1):
+        count += changes[ranks]
+        counts.append(count)
+    most = max(counts)
+    return counts.index(most) if counts.count(most) == 1 and most > len(votes) / 2 else None
+
+
+def _ranks_of(part: float) -> float:
+    """Return n of (n-1)/n."""
+    return 1 / (1 - part) if part < 1 else MOST_RANKS + 1.0
 
 
 def _agrees(rule: str, ranks: int, votes: list[tuple[float, float]]) -> bool:
@@ -198,11 +212,18 @@ def _agrees(rule: str, ranks: int, votes: list[tuple[float, float]]) -> bool:
 # Which rows ----------------------------------------------------------------------------------------------------------
 
 
-def _believable(table: Table, rule: str | None, ranks: int | None) -> tuple[tuple[Line, ...], tuple[Damage, ...]]:
+def _blank_reductions(table: Table) -> bool:
+    """Whether a reduction is announced and none is printed, as the all-to-all of 2021 does."""
+    return "redop" in table.columns and "root" not in table.columns and not any(line.redop for line in table.lines)
+
+
+def _believable(
+    table: Table, rule: str | None, ranks: int | None, *, lost: bool
+) -> tuple[tuple[Line, ...], tuple[Damage, ...]]:
     kept, damaged = [], list(table.damaged)
     factor = None if rule is None or ranks is None else _factor(rule, ranks)
     for line in table.lines:
-        why = _contradiction(line, factor, ranks)
+        why = "its reduction is missing" if lost else _contradiction(line, factor, ranks)
         if why is None:
             kept.append(line)
         else:
@@ -257,11 +278,11 @@ def _correctness(
 
 
 def _checked(side: Side, collective: str | None, *, old: bool) -> bool:
-    if old:
-        # Deviations above zero are judged by the count below the table only.
-        return side.max_error is not None
-    # An all-to-all in place overwrites what it would be compared with: it is never checked.
-    return side.wrong is not None or (side.in_place and collective in {"alltoall", "alltoallv"})
+    if side.in_place and collective in {"alltoall", "alltoallv"}:
+        # It overwrites what it would be compared with: it is never checked.
+        return True
+    # Deviations above zero are judged by the count below the table only.
+    return (side.max_error if old else side.wrong) is not None
 
 
 def told_by(reading: Reading, source: str) -> Reading:

@@ -157,7 +157,7 @@ def _line(number: int, result: dict[str, Any]) -> Line | str:
     if size is None or count is None:
         return "size or count is no number"
     dtype, redop, root = result.get("type"), result.get("redop"), str(result.get("root", "-1")).strip()
-    if dtype not in TYPE_BYTES or redop not in REDUCTIONS:
+    if not isinstance(dtype, str) or not isinstance(redop, str) or dtype not in TYPE_BYTES or redop not in REDUCTIONS:
         return "its type or reduction is not known"
     if re.fullmatch(r"-1|\d{1,6}", root) is None:
         return "its root is no rank"

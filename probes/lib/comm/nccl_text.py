@@ -131,7 +131,7 @@ class _Reader:
     def _begin(self, number: int, label: str, stream: _Stream, columns: tuple[str, ...]) -> None:
         table = stream.next or Table(number, label)
         table.first_line, table.columns, table.label = number, columns, label
-        table.old_errors = "error" in columns
+        table.old_errors = "1:error" in columns
         stream.next, stream.table, stream.open = None, table, True
         self.log.tables.append(table)
 
@@ -206,9 +206,9 @@ class _Reader:
 
     def _row_or_noise(self, number: int, stream: _Stream, line: str) -> None:
         glued = _TAG.search(line) is not None or _MESSAGE.search(line) is not None
-        if glued and not re.match(r"\s*\d+\s", line):
-            return
         tokens = _TIMESTAMP.sub("", line).split()
+        if glued and not re.match(r"\s*\d+\s", line) and sum(printed(token) is not None for token in tokens) < 6:
+            return
         if not stream.open or stream.table is None:
             if len(tokens) >= 8 and tokens[0].isdigit() and _numeric(tokens) >= 0.6:
                 _keep(self.log.stray, Damage(number, line.strip()[:_SAMPLE], "no header is above it"))
@@ -216,7 +216,7 @@ class _Reader:
         read = "a label or a message is inside it" if glued else _row(number, tokens, stream.table.columns)
         if isinstance(read, Line):
             stream.table.lines.append(read)
-        elif _like_a_row(tokens):
+        elif glued or _like_a_row(tokens):
             _keep(stream.table.damaged, Damage(number, line.strip()[:_SAMPLE], read))
 
 
@@ -252,10 +252,18 @@ def _header(bare: str) -> tuple[str, ...] | None:
     return tuple(columns)
 
 
+def _whole(columns: tuple[str, ...]) -> bool:
+    """Whether each placement of a header has all of its columns, and both have the same."""
+    sides = [[name[2:] for name in columns if name.startswith(place)] for place in ("1:", "2:")]
+    loose = {*_SIDE, *_CHECKS, *_PER_ITERATION} & set(columns)
+    both = not sides[1] or sides[0] == sides[1]
+    return not loose and both and set(_SIDE) <= set(sides[0]) and len(set(columns)) == len(columns)
+
+
 def _row(number: int, tokens: list[str], columns: tuple[str, ...]) -> Line | str:
     """Return the row, or why it cannot be read."""
-    if len(set(columns)) != len(columns):
-        return "its header names a column twice"
+    if not _whole(columns):
+        return "its header is not whole"
     if len(tokens) == len(columns) - 1 and "redop" in columns and "root" not in columns:
         # The all-to-all of 2021 announces a reduction, and prints none.
         place = columns.index("redop")

@@ -181,6 +181,7 @@ PCIE_LANE_GBS = {3: 0.985, 4: 1.969, 5: 3.938, 6: 7.563}
 """What a lane carries in one direction, GB/s, after its encoding."""
 
 
+@lru_cache(maxsize=256)
 def family_of(name: str) -> Family | None:
     """Return the family of a GPU, by its name as the driver tells it or as the table does."""
     for each in FAMILIES:
