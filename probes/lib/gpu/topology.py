@@ -177,7 +177,7 @@ def _row(line: str, matrix: Matrix, cells: dict[tuple[str, str], str]) -> None:
     if name is None:
         return
     if name not in matrix.devices:
-        if _GPU.match(name) and rest and _LINK.match(rest[0]):
+        if rest and _LINK.match(rest[0]):
             matrix.damaged.append("%s has a row and no column" % name)
         return
     if name in matrix.rows:
