@@ -274,14 +274,14 @@ def test_the_table_of_exit_codes() -> None:
 
 
 def test_the_table_of_commands() -> None:
-    shown = dict(re.findall(r"^\| `rdiag ([a-z-]+)` \| (.+) \|$", README, re.M))
+    shown = dict(re.findall(r"^\| `rdiag ([a-z][a-z0-9-]*)` \| (.+) \|$", README, re.M))
     assert shown == {name: summary for name, (_, summary) in COMMANDS.items()}
 
 
 def test_commands_options_and_paths_that_are_named_exist(desk: Desk) -> None:
     inline = re.findall(r"(?<!`)`([^`\n]+)`(?!`)", README)
     typed = [command for one in BLOCKS for command in one.commands]
-    named = {match[1] for text in (*inline, *typed) if (match := re.match(r"rdiag ([a-z][a-z-]*)", text))}
+    named = {match[1] for text in (*inline, *typed) if (match := re.match(r"rdiag ([a-z][a-z0-9-]*)", text))}
     assert named <= set(COMMANDS)
     helps = "".join(desk.sh(f"rdiag {name} --help").out for name in COMMANDS)
     for option in set(re.findall(r"`(--[a-z-]+)`", README)) - {"--help"}:
