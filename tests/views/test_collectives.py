@@ -22,7 +22,7 @@ LATENCY = {
 def shown(view: Any, probe: str, answer: Any, *findings: Finding, status: str = "ok", width: int = 100) -> str:
     timing = Timing(connect_s=0.0, upload_s=0.0, run_s=1.0, total_s=1.0)
     console = Console(width=width, record=True, file=open("/dev/null", "w"))  # noqa: SIM115, PTH123
-    console.print(view.render(Outcome("gpu8", probe, "run", status, answer, findings, timing))) 
+    console.print(view.render(Outcome("gpu8", probe, "run", status, answer, findings, timing)))
     return console.export_text()
 
 

@@ -178,7 +178,11 @@ def _environment(job: Job) -> dict[str, str]:
     if not job.cuda:
         # All ranks are on this host, whatever its name resolves to.
         wanted = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-    return {name: os.environ.get(name) or value for name, value in wanted.items()}
+    chosen = {name: os.environ.get(name) or value for name, value in wanted.items()}
+    if job.graph:
+        # A watchdog that asks the driver while a graph is captured ends the capture. Our own bounds stay.
+        chosen["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
+    return chosen
 
 
 class _Steps:

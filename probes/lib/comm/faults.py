@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from .workers import Trouble
 
 _PORT_TAKEN = re.compile(r"EADDRINUSE|address already in use", re.I)
+_NOT_MADE_FOR = re.compile(r"invalid scalar type|not implemented|not supported|unsupported|does not support", re.I)
 _NO_MEMORY = re.compile(r"out of memory|cannot allocate memory|can't allocate memory", re.I)
 
 # kind -> (level, what to do)
@@ -46,7 +47,7 @@ def tell(context: Context, report: Mapping[str, Any], arm: Arm) -> None:
     """Report the trouble, wrong data, and what speaks for the whole."""
     rows = report["rows"]
     if arm.trouble is not None:
-        _tell_trouble(context, arm.trouble, arm.size, len(rows))
+        _tell_trouble(context, report["backend"], arm.trouble, arm.size, len(rows))
     if arm.survivors:
         context.finding(
             "fail",
@@ -78,7 +79,7 @@ def tell(context: Context, report: Mapping[str, Any], arm: Arm) -> None:
         context.finding("unknown", "sizes-left-out", "%d sizes were not measured: too little memory is free" % len(arm.left_out))
 
 
-def _tell_trouble(context: Context, trouble: Trouble, size: int | None, rows: int) -> None:
+def _tell_trouble(context: Context, backend: str, trouble: Trouble, size: int | None, rows: int) -> None:
     level, action = _ADVICE[trouble.kind]
     code = "rank-" + trouble.kind if trouble.kind in ("killed", "exited", "frozen") else trouble.kind
     text = " ".join((trouble.text, *trouble.evidence))
@@ -88,6 +89,8 @@ def _tell_trouble(context: Context, trouble: Trouble, size: int | None, rows: in
         code = "collective-failed"
         if _NO_MEMORY.search(text):
             level, code, action = "unknown", "out-of-memory", "somebody uses the memory: rdiag gpu names who"
+        elif backend == "gloo" and _NOT_MADE_FOR.search(text):
+            level, code, action = "unknown", "not-supported", "choose another --dtype or --collective: this gloo has not got it"
         elif trouble.phase == "import":
             level, code, action = "unknown", "no-torch", "torch cannot be imported here: rdiag env"
     where = "in phase %s" % trouble.phase + ("" if size is None else " of %d bytes" % size)

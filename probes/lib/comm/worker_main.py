@@ -208,7 +208,10 @@ class Rank:
     def _captured(self) -> Any:
         graph = self._torch.cuda.CUDAGraph()
         self._settle()
-        with self._torch.cuda.graph(graph):
+        kind = self._torch.cuda.graph
+        # Other threads of NCCL may talk to the driver meanwhile; torch before 2.1 does not know the word.
+        more = {"capture_error_mode": "thread_local"} if _accepts(kind.__init__, "capture_error_mode") else {}
+        with kind(graph, **more):
             for _ in range(_GRAPH_CALLS):
                 self._collective.call()
         graph.replay()

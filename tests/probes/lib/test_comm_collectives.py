@@ -50,6 +50,8 @@ class Bench:
 @pytest.fixture
 def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
     monkeypatch.delenv("NCCL_P2P_DISABLE", raising=False)
+    monkeypatch.setattr(workers, "_AFTERMATH", 0.3)
+    monkeypatch.setattr(workers, "_STOPPED_FOR", 0.3)
     return Bench(tmp_path, monkeypatch)
 
 
@@ -172,6 +174,11 @@ def test_the_control_run(bench: Bench, play: dict[str, Any], outcome: str) -> No
 )
 def test_what_p2p_cannot_cause_has_no_control_run(bench: Bench, play: dict[str, Any]) -> None:
     assert bench.run(play).control is None
+
+
+def test_what_gloo_has_not_got_is_unknown_and_not_a_fault(bench: Bench) -> None:
+    bench.run({"do": "error", "phase": "check", "text": "Invalid scalar type"}, backend="gloo")
+    assert bench.codes == {"not-supported": "unknown"}
 
 
 def test_no_memory_is_unknown_and_not_a_fault(bench: Bench) -> None:
