@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -14,14 +15,14 @@ from .events import Event, Note, Progress
 from .host import Host
 from .job_files import JobFile, parts
 from .link import AgentLink
-from .messages import MessageError, parse_progress
-from .messages import _Fields as Fields
+from .messages import Fields, MessageError, parse_progress
 from .strict_json import StrictJsonError, loads
 
 PART = 1024 * 1024
 """Bytes of a large file that travel in one frame; larger ones than four of these travel in parts."""
 _WINDOW = 16 * 1024 * 1024
 _ALWAYS = 1e9
+_LAST_WORDS = 2.0
 _MAX_TEXT = 64 * 1024
 Tell = Callable[[Event], None]
 
@@ -121,12 +122,23 @@ class Operation:
             in_parts = file.size > 4 * PART
             for offset, data in parts(file, PART if in_parts else max(1, file.size), begun[file.sha256]):
                 if in_parts:
-                    self._link.send("file-part", head + b"%d\n" % offset + data)
+                    self._send("file-part", head + b"%d\n" % offset + data)
                 else:
-                    self._link.send("file", head + data)
+                    self._send("file", head + data)
                 sent += len(data)
                 while in_parts and sent - acknowledged > _WINDOW:
                     acknowledged = max(acknowledged, self._take(self._next()))
+
+    def _send(self, kind: str, payload: bytes) -> None:
+        """Send a frame; when nobody takes it any more, raise the reason that the agent gave before it left."""
+        try:
+            self._link.send(kind, payload)
+        except ConnectionLost as lost:
+            with contextlib.suppress(ConnectionLost):
+                for frame in self._link.frames(time.monotonic() + _LAST_WORDS):
+                    if frame.kind == "end":
+                        self._check_end(frame.payload)
+            raise lost from None
 
     def _next(self) -> Frame:
         frame = next(self._frames, None)

@@ -28,6 +28,7 @@ from tests.support import sshd
 from tests.support.cli import command, environment
 from tests.support.crash_points import CrashPoints
 from tests.support.job_host import PYTHON, end_jobs, marked
+from tests.support.places import mounted
 from tests.support.proxy import Proxy
 
 pytestmark = pytest.mark.ssh
@@ -188,6 +189,18 @@ def test_a_large_file_whose_sending_was_cut_off_goes_on_where_it_was(host: Host,
         assert second.from_client < 16 << 20
     assert "of which are there already" in str(notes)
     assert Path(ended(host, "job.v1").log or "").read_text() == f"{file.sha256}  weights.bin\n"
+
+
+@pytest.mark.parametrize("transport", ["ssh", "local"])
+def test_a_host_without_room_for_the_files_says_so(host: Host, tmp_path: Path, transport: str) -> None:
+    (tmp_path / "weights.bin").write_bytes(bytes(40 << 20))
+    spec = JobSpec("job", ("/bin/true",), files=collect(["weights.bin"], tmp_path), disk_bytes=0)
+    with mounted(tmp_path / "small", "size=24m") as small:
+        full = replace(host, cache_dir=str(small / "cache"))
+        if transport == "local":
+            full = replace(Host("here"), transport="local", cache_dir=str(small / "cache"), environment=host.environment)
+        with pytest.raises(EnvironmentUnfit, match=r"cannot store a file in .*: No space left"):
+            launched(full, spec)
 
 
 def test_a_file_that_becomes_shorter_meanwhile_starts_nothing(host: Host, tmp_path: Path) -> None:

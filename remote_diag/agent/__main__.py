@@ -30,9 +30,16 @@ def _main():  # type: ignore[no-untyped-def]  # noqa: ANN202
     bundle = os.path.dirname(here)
     # Python puts the script's folder first: its modules must not stand for others of the same name.
     sys.path[:] = [bundle] + [entry for entry in sys.path if entry and os.path.abspath(entry) != here]
-    from agent.main import main  # type: ignore[import-not-found]
+    # Until it is known whether there is room for compiled files.
+    sys.dont_write_bytecode = True
+    from agent import bytecode  # type: ignore[import-not-found]
 
-    return main(nonce, bundle)
+    def serve():  # type: ignore[no-untyped-def]  # noqa: ANN202
+        from agent.main import main  # type: ignore[import-not-found]
+
+        return main(nonce, bundle)
+
+    return bytecode.run(serve, bundle)
 
 
 if __name__ == "__main__":

@@ -171,6 +171,12 @@ def serve(  # noqa: PLR0917 - the agent's whole world, passed once
         put_end(outbox, failure.outcome, failure.message, hint=failure.hint)
     except Gone as gone:
         put_end(outbox, gone.outcome, str(gone))
+    except OSError as error:
+        if fields["operation"] == "launch":
+            # Whether a job runs is not known here; the client asks again.
+            raise
+        where = "" if error.filename is None else ": %s" % os.fsdecode(error.filename)
+        put_end(outbox, ENVIRONMENT, "cannot %s%s: %s" % (fields["operation"], where, error.strerror))
     else:
         outbox.put("result", result)
         put_end(outbox, OK, "", result=result)

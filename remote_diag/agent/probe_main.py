@@ -20,9 +20,18 @@ def _main() -> None:
         package = type(sys)(name)
         package.__path__ = [folder]
         sys.modules[name] = package
-    from _rdiag_agent.runner import main  # type: ignore[import-not-found]
+    wanted = not sys.dont_write_bytecode
+    # Until it is known whether there is room for compiled files.
+    sys.dont_write_bytecode = True
+    from _rdiag_agent import bytecode  # type: ignore[import-not-found]
 
-    main(sys.argv[1:])
+    def probe() -> int:
+        from _rdiag_agent.runner import main  # type: ignore[import-not-found]
+
+        main(sys.argv[1:])
+        return 0
+
+    bytecode.run(probe, bundle, wanted=wanted)
 
 
 if __name__ == "__main__":

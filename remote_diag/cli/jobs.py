@@ -56,8 +56,9 @@ def command(settings: Settings, name: str | None, launch_id: str | None) -> int:
         from ..views.jobs import render
 
         show(render(found))
-    else:
-        sys.stdout.write(f"no jobs on {', '.join(host.name for host in hosts)}\n")
+    elif len(failures) < len(hosts):
+        answered = [host.name for host in hosts if isinstance(answers[host.name], list)]
+        sys.stdout.write(f"no jobs on {', '.join(answered)}\n")
     for error in failures:
         print_error(error, settings)
     return int(fleet.exit_code(failures) if failures else ExitCode.OK)

@@ -431,6 +431,8 @@ def forge(host: JobHost, **changes: Any) -> record.Job:
     """Return a job whose record says what ``changes`` say, without supervisor and lock."""
     host.launch(["/bin/true"])
     host.wait_for("job.v1", "exited")
+    # Its last word comes a moment before its end.
+    assert wait_until(lambda: not host.record("job.v1").supervised(), 20)
     path = host.directory("job.v1") / "state.json"
     state = {**json.loads(path.read_text()), "state": "running", "exit_code": None, **changes}
     path.write_text(json.dumps(state))
@@ -534,6 +536,30 @@ except OSError as error:
         assert host.record("job.v1").judge()["exit_code"] == errno.ENOSPC
         # The room that was taken for it beforehand is what it stands in.
         assert not Path(host.record("job.v1").paths.state_spare).exists()
+
+
+def test_a_full_disk_breaks_nothing_that_is_needed_to_make_room(tmp_path: Path) -> None:
+    with mounted(tmp_path / "small", "size=12m") as small, JobHost(lay_out_bundle(small / "cache")) as host:
+        host.python("import sys\ntry:\n  while True: sys.stdout.write('x' * 65536)\nexcept OSError:\n  sys.exit(3)")
+        host.wait_for("job.v1", "failed")
+        (listed,) = host.jobs()
+        assert listed["exit_code"] == 3
+        with pytest.raises(Ended, match=r"cannot store a file in .*: No space left"):
+            host.launch(["/bin/true"], "big", {"a": bytes(1 << 20)})
+        cleaned = host.operate("clean", older_than_s=0, dry_run=False)
+        assert [one["name"] for one in cleaned["removed"] if one["what"] == "job"] == ["job.v1"]
+        assert cleaned["problems"] == []
+        assert host.jobs() == []
+        assert host.launch(["/bin/true"])["job"] == "job.v2"
+
+
+def test_a_compiled_file_that_was_cut_off_does_not_stay(host: JobHost) -> None:
+    assert host.jobs() == []
+    (compiled,) = (host.bundle / "agent" / "jobs" / "__pycache__").glob("listing.*.pyc")
+    compiled.write_bytes(compiled.read_bytes()[:200])
+    with pytest.raises(AssertionError, match="marshal"):
+        host.jobs()
+    assert host.jobs() == []
 
 
 def test_the_last_metrics_are_told(host: JobHost) -> None:

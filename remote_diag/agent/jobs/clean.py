@@ -66,9 +66,10 @@ class _Cleaning:
                 self.kept.append({"what": "job", "name": job.id, "why": reason})
                 self._jobs.append(job)
                 continue
-            if not self._dry_run:
-                self._remember_number(job.id)
             self._remove(JOBS, job.id, "job")
+            if not self._dry_run:
+                # Only now: on a full disk there is room for it after something went.
+                self._remember_number(job.id)
 
     def _keep(self, job: record.Job) -> str | None:
         """Return why a job stays; None when it goes."""
@@ -85,11 +86,15 @@ class _Cleaning:
     def _remember_number(self, job: str) -> None:
         name, attempt = names.split(job) or ("", 0)
         folder = os.path.join(self._cache, JOBS, JOB_NUMBERS)
-        os.makedirs(folder, mode=0o700, exist_ok=True)
         path = os.path.join(folder, name)
         last = record.integer(record.read_record(path) or {}, "last") or 0
-        if attempt > last:
+        if attempt <= last:
+            return
+        try:
+            os.makedirs(folder, mode=0o700, exist_ok=True)
             record.write_record(path, {"last": attempt})
+        except OSError as error:
+            self.removal.problems.append("%s: its number may be given again: %s" % (job, error.strerror))
 
     def bundles(self) -> None:
         """Remove releases of rdiag that nobody uses; the present one stays."""
