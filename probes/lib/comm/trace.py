@@ -20,12 +20,13 @@ from math import isfinite
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Callable, Iterator
+    from typing import Any, Callable, Iterator, Tuple
 
     from probes.lib.files import File
 
     Take = Callable[[dict[str, Any]], None]
-    TakePlain = Callable[[str, str, int, float, float], None]
+    Plain = Tuple[str, str, int, float, float, bytes]
+    TakePlain = Callable[[str, str, int, float, float, bytes], None]
 
 CHUNK = 1 << 20
 """Bytes read, or unpacked, at once."""
@@ -46,9 +47,9 @@ _EVENT = re.compile(rb'\n  \{\n    "ph": "X", "cat": "(?:%s)", ' % _KEPT)
 _PLAIN = re.compile(
     rb'\n  \{\n    "ph": "X", "cat": "(kernel|gpu_memcpy|gpu_memset)", "name": "([^"\\]*)", "pid": \d{1,9}, "tid": [^\s,]+,\n'
     rb'    "ts": (\d{1,17}(?:\.\d{1,9})?), "dur": (\d{1,17}(?:\.\d{1,9})?),\n'
-    rb'    "args": \{\n([^{}\\]*?)"device": (\d{1,3}),([^{}\\]*)\}\n  \}(?=,\n  \{\n|\Z)'
+    rb'    "args": \{\n(?:[^{}\\"]|"(?!device|Coll))*"device": (\d{1,3}),[^{}\\]*\}\n  \}(?=,\n  \{\n|\Z)'
 )
-"""A whole event of the most frequent form: category, name, start, length, arguments, device, more arguments."""
+"""A whole event of the most frequent form: category, name, start, length, device."""
 _CATEGORY = re.compile(rb'"cat"\s*:\s*"(?:%s)"' % _KEPT)
 _KINETO = re.compile(rb'\s*\{\n    "(?:ph|name)": "')
 _SPACE = " \t\n\r"
@@ -70,8 +71,9 @@ class Reader:
     Args:
         file: the file; gzip is recognised by its first bytes.
         take: gets every kept event, its category in today's spelling.
-        take_plain: gets the category, name, GPU, start and length (us) of work of a GPU of which no more is recorded; so
-            most need not be parsed in full.
+        take_plain: gets the category, name, GPU, start and length (us) of work of a GPU in the most frequent form, and
+            the text of what is recorded of a collective, ``"Collective name": ...`` up to the last argument, if any; so
+            most events need not be parsed in full.
         keep_on: is asked for each chunk with the bytes read; False ends the reading early.
 
     Raises:
@@ -259,14 +261,15 @@ class Reader:
         matches = [match.start() for match in _EVENT.finditer(piece)]
         if len(matches) != sum(1 for _ in _CATEGORY.finditer(piece)):
             return False
-        found: list[dict[str, Any] | tuple[str, str, int, float, float]] = []
+        found: list[dict[str, Any] | Plain] = []
         for begin in matches:
             plain = _PLAIN.match(piece, begin)
             if plain is not None:
-                category, name, start, length, before, device, after = plain.groups()
-                if b'"Coll' not in before and b'"Coll' not in after:
-                    found.append((category.decode(), name.decode("utf-8", "replace"), int(device), float(start), float(length)))
-                    continue
+                category, name, start, length, device = plain.groups()
+                place = piece.find(b'"Collective name"', plain.end(5), plain.end())
+                recorded = piece[place : plain.end() - 5] if place >= 0 else b""
+                found.append((category.decode(), name.decode("utf-8", "replace"), int(device), float(start), float(length), recorded))
+                continue
             end = piece.find(_BOUNDARY, begin)
             raw = piece[begin : end + 4 if end >= 0 else len(piece)]
             try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from array import array
 from fnmatch import fnmatchcase
@@ -62,7 +63,7 @@ class Gathered:
         self.devices: dict[int, Work] = {}
         self.kinds: list[Kind] = []
         self._ids: dict[tuple[Any, ...], int] = {}
-        self._plain: dict[tuple[str, str], int] = {}
+        self._plain: dict[tuple[str, str, bytes], int] = {}
         self.unusable = 0
         """Events without times, of a negative length, or on a device number that no machine has."""
         self.gpu_spans: dict[int, list[tuple[float, float, int | None]]] = {}
@@ -95,21 +96,27 @@ class Gathered:
             self._annotation(name, start, start + length, device)
             return
         if category == "kernel" and "Collective name" in arguments:
-            self._kernel(self._work(device), name, start, start + length, arguments)
+            place = self._collective(name, arguments)
+            work = self._work(device)
+            target = work.compute if self.kinds[place].family is None else work.communication
+            target.add(start, start + length, place)
         else:
             self.take_plain(category, name, device, start, length)
 
-    def take_plain(self, category: str, name: str, device: int, start: float, length: float) -> None:
-        """Take a kernel, copy or fill of which no more is known."""
+    def take_plain(self, category: str, name: str, device: int, start: float, length: float, recorded: bytes = b"") -> None:
+        """Take a kernel, copy or fill; ``recorded`` is JSON, without brackets, of what is known of its collective."""
         work = self.devices.get(device) or self._work(device)
-        place = self._plain.get((category, name))
+        place = self._plain.get((category, name, recorded))
         if place is None:
-            if category == "kernel":
+            arguments = _arguments(recorded) if recorded and category == "kernel" else {}
+            if arguments:
+                place = self._collective(name, arguments)
+            elif category == "kernel":
                 place = self._new_kernel((name,), name, None)
             else:
                 place = self._id(Kind(name[:_NAME], None, None, None, None, None))
             if len(self._plain) < MAX_KINDS:
-                self._plain[category, name] = place
+                self._plain[category, name, recorded] = place
         if category != "kernel":
             work.copies.add(start, start + length, place)
         elif self.kinds[place].family is None:
@@ -122,7 +129,7 @@ class Gathered:
             self.devices[device] = Work()
         return self.devices[device]
 
-    def _kernel(self, work: Work, name: str, start: float, end: float, arguments: dict[str, Any]) -> None:
+    def _collective(self, name: str, arguments: dict[str, Any]) -> int:
         recorded = arguments.get("Collective name")
         key = (
             name, str(recorded)[:_NAME], _count(arguments.get("In msg nelems")), _count(arguments.get("Out msg nelems")),
@@ -131,8 +138,7 @@ class Gathered:
         place = self._ids.get(key)
         if place is None:
             place = self._new_kernel(key, name, recorded)
-        target = work.compute if self.kinds[place].family is None else work.communication
-        target.add(start, end, place)
+        return place
 
     def _new_kernel(self, key: tuple[Any, ...], name: str, recorded: object) -> int:
         named = communication(name, recorded)
@@ -335,6 +341,15 @@ def _by_start(*unions: Union) -> Iterator[tuple[float, float]]:
     from heapq import merge
 
     return merge(*(zip(each.starts, each.ends) for each in unions))
+
+
+def _arguments(recorded: bytes) -> dict[str, Any]:
+    """Return what is recorded of a collective; nothing where that is no JSON."""
+    try:
+        value = json.loads(b"{" + recorded.rstrip() + b"}")
+    except (ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
 
 
 def _count(value: object) -> int | None:
