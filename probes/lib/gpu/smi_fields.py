@@ -35,6 +35,9 @@ _NO_COUNT = frozenset({0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF})
 _RECOVERY = ("None", "Reset", "Reboot", "Drain P2P", "Drain and Reset", "Recover IMEX Domain")
 _COMPUTE = ("Default", "Exclusive_Process", "Exclusive_Thread", "Prohibited", "Exclusive Process")
 _FABRIC_STATES = ("Completed", "In Progress", "Not Started")
+_VIRTUALIZATION = ("None", "Pass-Through", "VGPU", "Host VGPU", "Host VSGA", "vGPU SR-IOV")
+_CLUSTER = re.compile(r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
+_CLIQUE = re.compile(r"[0-9]{1,10}")
 _ADDRESSING = ("None", "HMM", "ATS")
 
 
@@ -262,10 +265,7 @@ METRICS: tuple[Metric, ...] = (
     ),
     Metric(
         "power_limit_w", _WATT, ("power.limit",), "W",
-        (
-            *_power("requested_power_limit", "power_limit", "Requested Power Limit", "Power Limit"),
-            _POWER + "/current_power_limit", _Q_POWER + "/Current Power Limit",
-        ),
+        _power("requested_power_limit", "power_limit", "Requested Power Limit", "Power Limit"),
     ),
     Metric(
         "power_enforced_limit_w", _WATT, ("enforced.power.limit",), "W",
@@ -408,8 +408,11 @@ METRICS: tuple[Metric, ...] = (
     ),
     Metric("fabric_state", _one_of(_FABRIC_STATES), ("fabric.state",), "", ("fabric/state", "Fabric/State")),
     Metric("fabric_status", _WORD, ("fabric.status",), "", ("fabric/status", "Fabric/Status")),
-    Metric("fabric_clique", _WORD, ("fabric.cliqueId",), "", ("fabric/cliqueId", "Fabric/CliqueId")),
-    Metric("fabric_cluster_uuid", _WORD, ("fabric.clusterUuid",), "", ("fabric/clusterUuid", "Fabric/ClusterUUID")),
+    Metric("fabric_clique", _any(lambda text: _shaped(text, _CLIQUE)), ("fabric.cliqueId",), "", ("fabric/cliqueId", "Fabric/CliqueId")),
+    Metric(
+        "fabric_cluster_uuid", _any(lambda text: _shaped(text, _CLUSTER)), ("fabric.clusterUuid",), "",
+        ("fabric/clusterUuid", "Fabric/ClusterUUID"),
+    ),
     Metric("fabric_health", _WORD, ("fabric.health.summary",), "", ("fabric/health/summary", "Fabric/Health/Summary")),
     Metric("mig_enabled", _FLAG, ("mig.mode.current",), "", ("mig_mode/current_mig", "MIG Mode/Current")),
     Metric("mig_pending_enabled", _FLAG, ("mig.mode.pending",), "", ("mig_mode/pending_mig", "MIG Mode/Pending")),
@@ -420,7 +423,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("gsp_version", version, (), "", ("gsp_firmware_version", "GSP Firmware Version")),
     Metric("inforom_valid", _any(_valid), ("inforom.checksum_validation",), "", ()),
     Metric(
-        "virtualization_mode", _WORD, (), "",
+        "virtualization_mode", _one_of(_VIRTUALIZATION), (), "",
         ("gpu_virtualization_mode/virtualization_mode", "GPU Virtualization Mode/Virtualization Mode"),
     ),
     Metric("display_active", _FLAG, ("display_active",), "", ("display_active", "Display Active")),

@@ -26,8 +26,8 @@ MAX_BYTES = 16 << 20
 """Sixteen GPUs with all their clocks are 1 MiB."""
 MAX_NODES = 400_000
 MAX_DEPTH = 24
+MAX_GPUS = 1024
 _DOCTYPE = re.compile(r"<!DOCTYPE[^<>\[\]]*>", re.IGNORECASE)
-_Q_LINE = re.compile(r"(?P<indent> *)(?P<label>[^:]{1,80}?) *: (?P<value>.*)")
 _Q_GPU = re.compile(r"GPU (?P<bus>[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7])")
 _FALLS_THROUGH = frozenset({"not-supported", "deprecated", "not-reported"})
 _Q_REASONS = {
@@ -40,6 +40,10 @@ _Q_REASONS = {
 
 class Refused(ValueError):
     """The text is not what it is taken for, or is not safe to read."""
+
+
+class NotWellFormed(Refused):
+    """It may be such XML that was cut or damaged."""
 
 
 class Node:
@@ -98,12 +102,14 @@ def xml_tree(text: str) -> Node:
     if len(text) > MAX_BYTES:
         raise Refused("%d characters of XML, more than %d" % (len(text), MAX_BYTES))
     stripped = _DOCTYPE.sub("", text, count=1)
+    if stripped.count("<") > 2 * MAX_NODES + 2:
+        raise Refused("more than %d elements" % MAX_NODES)
     if "<!DOCTYPE" in stripped.upper() or "<!ENTITY" in stripped.upper():
         raise Refused("its document type declares something: not read")
     try:
         top = ElementTree.fromstring(stripped[max(stripped.find("<"), 0) :].strip())  # noqa: S314 - see above
     except ElementTree.ParseError as error:
-        raise Refused("not well-formed XML: %s" % error) from None
+        raise NotWellFormed("not well-formed XML: %s" % error) from None
     root = Node("")
     waiting = [(top, root, 1)]
     count = 0
@@ -135,7 +141,7 @@ def parse_xml(text: str) -> Answer:
     whole = True
     try:
         root = xml_tree(text)
-    except Refused:
+    except NotWellFormed:
         mended = _mend(text)
         if mended is None:
             raise
@@ -158,9 +164,9 @@ def parse_xml(text: str) -> Answer:
 
 def _mend(text: str) -> str | None:
     """Return the whole ``<gpu>`` blocks of a damaged text, each well-formed by itself, as a document."""
-    if len(text) > MAX_BYTES or "<nvidia_smi_log" not in text or "<!ENTITY" in text.upper():
+    if "<nvidia_smi_log" not in text or "<gpu " not in text:
         return None
-    head = text[: text.find("<gpu ")] if "<gpu " in text else text
+    head = text[: text.find("<gpu ")]
     kept = [
         "<%s>%s</%s>" % (name, value, name)
         for name, value in re.findall(r"<(driver_version|cuda_version|attached_gpus)>([^<>&]{0,100})</\1>", head)
@@ -172,7 +178,7 @@ def _mend(text: str) -> str | None:
 def _blocks(text: str) -> list[str]:
     """Return the text of each GPU, up to its end or to the beginning of the next one."""
     blocks = []
-    for piece in re.split(r"(?=<gpu\b)", text)[1:]:
+    for piece in re.split(r"(?=<gpu\b)", text, maxsplit=MAX_GPUS)[1:]:
         end = piece.find("</gpu>")
         blocks.append(piece if end < 0 else piece[: end + len("</gpu>")])
     return blocks
@@ -226,19 +232,17 @@ def q_tree(text: str) -> Node:
         if not line.strip() or line.startswith("="):
             continue
         indent = len(line) - len(line.lstrip(" "))
-        match = _Q_LINE.fullmatch(line)
         gpu = _Q_GPU.fullmatch(line.strip()) if indent == 0 else None
-        node = Node(match.group("label").strip(), match.group("value").strip()) if match else Node(line.strip())
         if gpu:
             node = Node("GPU")
             node.children.append(Node("@id", gpu.group("bus")))
+        else:
+            label, _, value = line.partition(":")
+            node = Node(label.strip(), value.strip())
         while levels[-1][0] >= indent:
             levels.pop()
         if len(levels) > MAX_DEPTH:
             raise Refused("deeper than %d" % MAX_DEPTH)
-        if match is None and not gpu:
-            # A block's head, or words that do not belong here: found later by having nothing below.
-            node.text = ""
         levels[-1][1].children.append(node)
         levels.append((indent, node))
     return root
@@ -275,7 +279,7 @@ def _drop_last(root: Node) -> None:
     node = root
     while node.children:
         if not node.children[-1].children:
-            node.children[-1].text = "ERR! (cut)"
+            node.children[-1].text = "ERR!"
             return
         node = node.children[-1]
 
