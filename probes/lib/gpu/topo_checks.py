@@ -146,7 +146,7 @@ def _capabilities(facts: Facts, found: Sequence[Pair]) -> Iterator[Judgement]:
             "unknown", "p2p-undecided", "the driver does not know whether it allows P2P", subject=names(unsure), value=len(unsure),
             unit="pairs", action="measure it: rdiag p2p",
         )  # fmt: skip
-    sided = [pair for pair in found if None not in {pair.read, pair.write} and pair.read != pair.write]
+    sided = [pair for pair in found if not {None, "U"} & {pair.read, pair.write} and pair.read != pair.write]
     if sided:
         yield Judgement(
             "degraded", "p2p-one-sided", "the driver allows P2P reads and not writes, or the other way round", subject=names(sided),

@@ -52,8 +52,8 @@ class Gpu:
     @property
     def subject(self) -> str:
         """How findings name it."""
-        if self.bus_id == self.label:
-            return self.label
+        if self.bus_id.startswith("GPU"):
+            return self.bus_id
         parts = ["gpu", "?" if self.index is None else str(self.index), self.bus_id]
         return " ".join(parts if self.uuid is None else [*parts, self.uuid])
 
