@@ -111,6 +111,8 @@ def _check(said: set[str], given: dict[str, Any], backend: str, parsed: Path | N
     if given["gpu"] is not None and parsed is None:
         raise click.UsageError("--gpu goes with --parse: a host says itself which GPUs it has")
     beside = sorted(said - {"collective", "gpu"})
+    if parsed is not None and backend == "gloo":
+        raise click.UsageError("--parse reads a file and measures nothing: leave --backend away")
     if parsed is not None and beside:
         raise click.UsageError(f"--parse reads a file and measures nothing: leave --{beside[0].replace('_', '-')} away")
 

@@ -51,7 +51,7 @@ class Run:
 
     @property
     def step(self) -> int:
-        return self.sizes[1] // self.sizes[0] if len(self.sizes) > 1 else 2
+        return self.sizes[1] // self.sizes[0] if len(self.sizes) > 1 and self.sizes[0] else 2
 
     def count(self, size: int) -> int:
         return size // 4 // (self.ranks if self.collective in _PARTS else 1)

@@ -174,7 +174,8 @@ def latency(
 
 
 def _fits(row: Reference, conditions: Conditions) -> bool:
-    same = row.gpu == reference.family(conditions.gpu_name or "") and row.gpus == conditions.ranks
+    name = (conditions.gpu_name or "").strip()
+    same = row.gpu == (reference.family(name) or name) and row.gpus == conditions.ranks
     without_nvls = row.settings == "NCCL_NVLS_ENABLE=0"
     right = row.algorithm != "nvls" if conditions.nvls is False else not without_nvls
     return same and right and row.collective == conditions.collective and row.nodes == (conditions.nodes or 1)
