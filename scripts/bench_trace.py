@@ -48,7 +48,7 @@ def write(path: Path, size: int, *, compact: bool, gpu_only: bool) -> int:
         first = True
         while file.tell() < size:
             events = step_events(steps, 0 if gpu_only else 180)
-            texts = (json.dumps(event) if compact else traces.kineto_event(event) for event in events)
+            texts = (json.dumps(event) if compact else traces.kineto_event(event, lines=True) for event in events)
             file.write(("" if first else separator) + separator.join(texts))
             first = False
             steps += 1

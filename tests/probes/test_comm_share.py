@@ -14,6 +14,7 @@ import pytest
 
 from probes import comm_share
 from probes.lib.comm import trace
+from probes.lib.files import File, Meter
 from remote_diag.findings import Finding, status
 from remote_diag.paths import shipped_probes
 from remote_diag.probe import load
@@ -195,7 +196,51 @@ def test_a_fifo_and_a_folder_are_refused(tmp_path: Path) -> None:
             read(tmp_path, path=str(tmp_path / name))
 
 
-@pytest.mark.parametrize("layout", ["kineto", "compact", "gzip"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_fast_way_is_taken_where_it_can_be(tmp_path: Path, layout: str) -> None:
+    path = write_trace(tmp_path / "t.json", verify_steps(50), layout, GROUP)
+    parsed: list[Any] = []
+    plain: list[Any] = []
+    with File(str(path), Meter()) as file:
+        reader = trace.Reader(file, parsed.append, lambda *event: plain.append(event), lambda _: True)
+        reader.read()
+    fast = layout in {"kineto", "kineto-lines", "gzip"}
+    assert reader.layout == ("kineto" if fast else "general")
+    assert reader.events == 1 + 50 * 15
+    # All kernels but the last, which the end of the list follows.
+    assert len(plain) == (50 * 12 - 1 if fast else 0)
+    assert len(parsed) + len(plain) == 50 * 14
+
+
+def test_a_trace_that_torch_itself_writes(tmp_path: Path) -> None:
+    code = """
+import sys, torch
+from torch.profiler import ProfilerActivity, profile, record_function, schedule
+
+path = sys.argv[1]
+plan = schedule(wait=0, warmup=1, active=2)
+with profile(
+    activities=[ProfilerActivity.CPU], schedule=plan, record_shapes=True, on_trace_ready=lambda p: p.export_chrome_trace(path)
+) as profiler:
+    for step in range(3):
+        with record_function(f"verify#{step}"):
+            torch.mm(torch.ones(8, 8), torch.ones(8, 8))
+        profiler.step()
+"""
+    path = tmp_path / "t.json"
+    subprocess.run([sys.executable, "-c", code, str(path)], check=True, capture_output=True)
+    result, findings = read(tmp_path, path=str(path), step="verify")
+    assert result.complete
+    assert result.events == len(json.loads(path.read_text())["traceEvents"])
+    assert result.annotations == ("ProfilerStep", "verify")
+    assert [found.code for found in findings] == ["no-gpu-work"]
+    with File(str(path), Meter()) as file:
+        reader = trace.Reader(file, lambda _: None, lambda *_: None, lambda _: True)
+        reader.read()
+    assert reader.layout == "kineto"
+
+
+@pytest.mark.parametrize("layout", ["kineto", "kineto-lines", "compact", "gzip"])
 def test_a_trace_cut_anywhere_is_never_ok(tmp_path: Path, layout: str) -> None:
     whole = write_trace(tmp_path / "whole", verify_steps(30), layout).read_bytes()
     path = tmp_path / "t.json"

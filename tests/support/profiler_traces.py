@@ -66,33 +66,35 @@ def process_name() -> dict[str, Any]:
     return {"name": "process_name", "ph": "M", "ts": 0, "pid": 4711, "tid": 0, "args": {"name": "python \"cat\": \"kernel\""}}
 
 
-def kineto_event(event: dict[str, Any]) -> str:
-    """Return an event laid out as libkineto does it."""
+def kineto_event(event: dict[str, Any], *, lines: bool = False) -> str:
+    """Return an event laid out as libkineto does it; today one key a line (``lines``), before torch 2.12 or so not."""
     head = ", ".join(f"{json.dumps(key)}: {json.dumps(event[key])}" for key in event if key not in {"ts", "dur", "args"})
     times = ", ".join(f'"{key}": {event[key]!r}' for key in ("ts", "dur") if key in event)
     arguments = ", ".join(f"{json.dumps(key)}: {json.dumps(value)}" for key, value in event.get("args", {}).items())
+    if lines:
+        head, times = head.replace(', "', ',\n    "'), times.replace(", ", ",\n    ") + "\n    "
     return f'  {{\n    {head},\n    {times},\n    "args": {{\n      {arguments}\n    }}\n  }}'
 
 
-def kineto_text(events: Iterable[dict[str, Any]], group: dict[str, Any] | None = None) -> Iterator[str]:
+def kineto_text(events: Iterable[dict[str, Any]], group: dict[str, Any] | None = None, *, lines: bool = False) -> Iterator[str]:
     """Yield a whole trace in pieces."""
     yield '{\n  "schemaVersion": 1,\n  "deviceProperties": [\n    {\n      "id": 0, "name": "NVIDIA H200"\n    }\n  ],\n'
     if group is not None:
         yield f'  "distributedInfo": {json.dumps(group)},\n'
     yield '  "traceEvents": [\n'
     for place, event in enumerate(events):
-        yield (",\n" if place else "") + kineto_event(event)
+        yield (",\n" if place else "") + kineto_event(event, lines=lines)
     yield '\n  ],\n  "traceName": "trace.json",\n  "displayTimeUnit": "ms"\n}\n'
 
 
-LAYOUTS = ("kineto", "compact", "indented", "array", "gzip")
+LAYOUTS = ("kineto", "kineto-lines", "compact", "indented", "array", "gzip")
 
 
 def write_trace(path: Path, events: list[dict[str, Any]], layout: str = "kineto", group: dict[str, Any] | None = None) -> Path:
     """Write a trace in one of :data:`LAYOUTS`, and return its path."""
     whole = {"schemaVersion": 1, **({"distributedInfo": group} if group else {}), "traceEvents": events, "traceName": "t"}
-    if layout == "kineto":
-        path.write_text("".join(kineto_text(events, group)))
+    if layout in {"kineto", "kineto-lines"}:
+        path.write_text("".join(kineto_text(events, group, lines=layout == "kineto-lines")))
     elif layout == "gzip":
         path.write_bytes(gzip.compress("".join(kineto_text(events, group)).encode()))
     elif layout == "array":

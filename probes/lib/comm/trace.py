@@ -3,7 +3,8 @@
 A trace is one JSON object whose ``traceEvents`` holds millions of events (an older kind is the bare array). Only work of
 GPUs and annotations matter here. Two ways lead through the file, and the first is many times faster:
 
-* As libkineto writes it, an event starts on a line of its own, two spaces in, with its phase and category first. A raw
+* As libkineto writes it (older releases with several keys a line, newer ones with one), an event starts on a line of its
+  own, two spaces in, with its phase and category first. A raw
   line end never stands inside a JSON string, so the events that matter are found by a search, and only those are parsed.
   Counts of both kinds are compared in each piece; where they differ the second way takes over.
 * In any other layout each event is parsed, one at a time, and dropped at once if it does not matter.
@@ -43,11 +44,10 @@ _OLD_NAMES = {"Kernel": "kernel", "Memcpy": "gpu_memcpy", "Memset": "gpu_memset"
 
 _START = b"\n  {\n"
 _BOUNDARY = b"\n  },\n  {\n"
-_EVENT = re.compile(rb'\n  \{\n    "ph": "X", "cat": "(?:%s)", ' % _KEPT)
+_EVENT = re.compile(rb'\n  \{\n    "ph": "X",\s+"cat": "(?:%s)",' % _KEPT)
 _PLAIN = re.compile(
-    rb'\n  \{\n    "ph": "X", "cat": "(kernel|gpu_memcpy|gpu_memset)", "name": "([^"\\]*)", "pid": \d{1,9}, "tid": [^\s,]+,\n'
-    rb'    "ts": (\d{1,17}(?:\.\d{1,9})?), "dur": (\d{1,17}(?:\.\d{1,9})?),\n'
-    rb'    "args": \{\n(?:[^{}\\"]|"(?!device|Coll))*"device": (\d{1,3}),[^{}\\]*\}\n  \}(?=,\n  \{\n|\Z)'
+    rb'\n  \{\n    "ph": "X",\s+"cat": "(kernel|gpu_memcpy|gpu_memset)",\s+"name": "([^"\\]*)",\s+"pid": \d{1,9},\s+"tid": [^\s,]+,'
+    rb'\s+"ts": (\d{1,17}(?:\.\d{1,9})?),\s+"dur": (\d{1,17}(?:\.\d{1,9})?)\s*,\s+"args": \{\n(?:[^{}\\"]|"(?!device|Coll))*"device": (\d{1,3}),[^{}\\]*\}\n  \}(?=,\n  \{\n|\Z)'
 )
 """A whole event of the most frequent form: category, name, start, length, device."""
 _CATEGORY = re.compile(rb'"cat"\s*:\s*"(?:%s)"' % _KEPT)

@@ -103,7 +103,9 @@ class Gathered:
         else:
             self.take_plain(category, name, device, start, length)
 
-    def take_plain(self, category: str, name: str, device: int, start: float, length: float, recorded: bytes = b"") -> None:
+    def take_plain(  # noqa: PLR0917
+        self, category: str, name: str, device: int, start: float, length: float, recorded: bytes = b""
+    ) -> None:
         """Take a kernel, copy or fill; ``recorded`` is JSON, without brackets, of what is known of its collective."""
         work = self.devices.get(device) or self._work(device)
         place = self._plain.get((category, name, recorded))
