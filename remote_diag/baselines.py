@@ -230,22 +230,29 @@ def finding(difference: Difference, baseline: Baseline) -> Finding:
     )
 
 
-def apply(outcome: Outcome[Any], watched: Sequence[Watch], *, save_now: bool = False) -> Outcome[Any]:
+def apply(
+    outcome: Outcome[Any], watched: Sequence[Watch], *, save_now: bool = False, like: str | None = None
+) -> Outcome[Any]:
     """Hold an outcome against the host's baseline and return it with what that adds to its findings and status.
 
     Args:
         outcome: of a probe that gave a result; others come back as they are.
         watched: what is compared.
         save_now: store the result as the baseline afterwards.
+        like: hold it against the baseline of this other host instead.
 
     Raises:
-        ConfigError: the stored baseline is damaged.
+        ConfigError: the stored baseline is damaged, or ``like`` has none.
         LocalIOError: the new one cannot be written.
     """
     if outcome.answer is None:
         return outcome
     result = json.loads(json.dumps(dataclasses.asdict(outcome.answer)))
-    baseline = None if save_now else load(outcome.host, outcome.probe)
+    baseline = None if save_now else load(like or outcome.host, outcome.probe)
+    if like is not None and baseline is None:
+        raise ConfigError(
+            f"there is no baseline of {like} for {outcome.probe}", hint=f"rdiag {outcome.probe} --host {like} --save-baseline"
+        )
     about: dict[str, Any] | None = None
     if save_now:
         path = save(outcome.host, outcome.probe, result)

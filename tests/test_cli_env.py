@@ -36,6 +36,21 @@ def test_what_changed_since_a_baseline(tmp_path: Path) -> None:
     assert changed["settings[NCCL_DEBUG/login shell].value"]["threshold"] == "WARN"
 
 
+def test_two_hosts_beside_each_other(tmp_path: Path) -> None:
+    (tmp_path / "hosts.yaml").write_text(
+        "hosts:\n  a: {transport: local, env: {NCCL_ALGO: Ring}}\n  b: {transport: local, env: {NCCL_ALGO: Tree}}\n"
+    )
+    data = str(tmp_path / "data")
+    absent = rdiag("env", "--no-torch", "--host", "b", "--like", "a", "-i", "hosts.yaml", home=tmp_path, XDG_DATA_HOME=data)
+    assert absent.code == 3
+    assert "rdiag env --host a --save-baseline" in absent.err
+    rdiag("env", "--no-torch", "--host", "a", "--save-baseline", "-i", "hosts.yaml", home=tmp_path, XDG_DATA_HOME=data)
+    ran = rdiag("env", "--no-torch", "--json", "--host", "b", "--like", "a", "-i", "hosts.yaml", home=tmp_path, XDG_DATA_HOME=data)
+    (changed,) = [finding for finding in ran.json["findings"] if finding["code"] == "changed-since-baseline"]
+    assert (changed["value"], changed["threshold"]) == ("Tree", "Ring")
+    assert changed["threshold_source"].startswith("baseline of a, saved ")
+
+
 def test_misuse(tmp_path: Path) -> None:
     assert rdiag("env", "--redact", "--save-baseline", home=tmp_path).code == 2
     assert rdiag("env", "--pid", "0", home=tmp_path).code == 2

@@ -19,10 +19,11 @@ if TYPE_CHECKING:
 @click.option("--pid", type=int, metavar="PID", help="Also the settings that this running process was started with.")
 @click.option("--redact", is_flag=True, help="Hide names of host and user, home folders, addresses and UUIDs.")
 @click.option("--torch/--no-torch", default=True, show_default=True, help="Import torch on the host, in a process that sees no GPU.")
+@click.option("--like", metavar="HOST", help="Compare with the baseline of another host, instead of this one's own.")
 @save_baseline_option
 @running
 @pass_settings
-def command(settings: Settings, /, pid: int | None, redact: bool, torch: bool) -> int:
+def command(settings: Settings, /, pid: int | None, redact: bool, torch: bool, like: str | None) -> int:
     """Describe the environment of GPU programs: driver, CUDA, torch, NCCL, their settings and who makes them.
 
     Variables of an allow-list only (NCCL_, TORCH_NCCL_, CUDA_ and a few more); what sounds like a secret is hidden.
@@ -31,25 +32,28 @@ def command(settings: Settings, /, pid: int | None, redact: bool, torch: bool) -
     \b
     rdiag env --host gpu8
     rdiag env --host gpu8 --pid 4711 --redact --json
+    rdiag env --host gpu8 --save-baseline && rdiag env --host gpu9 --like gpu8
     """
     from ..views.env import render
 
     values: dict[str, Any] = {"redact": redact, "torch": torch}
     if pid is not None:
         values["pid"] = pid
-    if redact and settings.save_baseline:
-        raise click.UsageError("a baseline needs the real names: give --redact or --save-baseline")
+    if redact and (settings.save_baseline or like):
+        raise click.UsageError("baselines need the real names: leave --redact away")
+    if like and settings.save_baseline:
+        raise click.UsageError("give --like or --save-baseline")
 
     def build(probe: Probe[Any, Any]) -> Any:
         from ..parameters import build as build_params
 
         return build_params(probe, base=values)
 
-    return execute(settings, "env", build, view=render, watched=None if redact else watched())
+    return execute(settings, "env", build, view=render, watched=None if redact else watched(like), like=like)
 
 
-def watched() -> tuple[Watch, ...]:
-    """Return what is compared with the host's baseline."""
+def watched(like: str | None = None) -> tuple[Watch, ...]:
+    """Return what is compared with the host's baseline, or with that of another host."""
     from ..baselines import Watch
 
     return (
@@ -67,5 +71,5 @@ def watched() -> tuple[Watch, ...]:
         Watch("packages[name]", level="ok"),
         Watch("packages[name].version"),
         Watch("python_version", level="ok"),
-        Watch("machine.boot_id", level="ok", action="the host was started again since"),
+        *(() if like else (Watch("machine.boot_id", level="ok", action="the host was started again since"),)),
     )  # fmt: skip

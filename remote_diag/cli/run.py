@@ -82,6 +82,7 @@ def execute(
     then: Then | None = None,
     for_host: ForHost | None = None,
     watched: Sequence[Watch] | None = None,
+    like: str | None = None,
 ) -> int:
     """Run ``probe`` on the hosts of ``settings``, print what came of it, and return the exit code.
 
@@ -93,11 +94,12 @@ def execute(
         then: is called with every Outcome that has an answer.
         for_host: gets the ``Params`` and a host, and returns what that host is sent.
         watched: what is compared with the host's baseline, for commands that have ``--save-baseline``.
+        like: compare with the baseline of this host instead.
     """
     from ..inventory import load
 
     hosts = load(settings.inventory).expand(settings.hosts or ("local",))
-    task = _Task(settings, probe, build, view, then, for_host, watched)
+    task = _Task(settings, probe, build, view, then, for_host, watched, like)
     if settings.dry_run:
         return _dry_run(task, hosts)
     return _run_on_one(task, hosts[0]) if len(hosts) == 1 else _run_on_several(task, hosts)
@@ -114,6 +116,7 @@ class _Task:
     then: Then | None
     for_host: ForHost | None
     watched: Sequence[Watch] | None
+    like: str | None = None
 
     def load(self) -> Probe[Any, Any]:
         """Return the probe; a note says when it stands in the place of another."""
@@ -140,7 +143,7 @@ class _Task:
             return outcome
         from ..baselines import apply
 
-        return apply(outcome, self.watched, save_now=settings.save_baseline)
+        return apply(outcome, self.watched, save_now=settings.save_baseline, like=self.like)
 
 
 def _run_on_one(task: _Task, host: Host) -> int:
