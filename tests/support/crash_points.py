@@ -14,7 +14,7 @@ from remote_diag.session import Session
 
 from .job_host import end_jobs, marked
 from .proxy import Proxy
-from .sshd import TestSshd
+from .sshd import TestSshd, wait_until
 
 Direction = Literal["server", "client"]
 
@@ -69,12 +69,12 @@ class CrashPoints:
         ):
             session.launch(spec, launch_id=launch_id)
         found = self._found(launch_id)
-        running = marked(f"{name}.v1", self._cache)
+        running = self._running(f"{name}.v1", len(found))
         assert len(running) == len(found) <= 1, f"{direction} {after}: {found} are said to run, and {running} run"
         record = launch_surely(lambda: Session(self._host), spec, launch_id=launch_id, tell=lambda _: None)
         assert record.job == f"{name}.v1", f"{direction} {after}: asked again, it became {record.job}"
         assert record.state == "running", record
-        assert len(marked(record.job, self._cache)) == 1
+        assert len(self._running(record.job, 1)) == 1
         return len(found)
 
     def end(self) -> None:
@@ -82,6 +82,11 @@ class CrashPoints:
         end_jobs(self._cache)
         for folder in (self._cache / "jobs").glob("*.v*"):
             shutil.rmtree(folder)
+
+    def _running(self, job: str, expected: int) -> list[int]:
+        """Return the processes of a job; looked for again when there are too few: for a moment in exec they show nothing."""
+        wait_until(lambda: len(marked(job, self._cache)) >= expected, 1.0)
+        return marked(job, self._cache)
 
     def _found(self, launch_id: str) -> list[str]:
         with Session(self._host) as session:
