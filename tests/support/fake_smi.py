@@ -26,6 +26,7 @@ from xml.sax.saxutils import escape
 
 Gpu = dict[str, str]
 NOT_AVAILABLE = "[N/A]"
+DEPRECATED = "[Requested functionality has been deprecated]"
 SENTINELS = (
     "[N/A]", "N/A", "[Not Supported]", "[Unknown Error]", "[GPU is lost]", "[GPU requires reset]",
     "[Insufficient Permissions]", "[Requested functionality has been deprecated]", "ERR!", "",
@@ -170,6 +171,8 @@ def _common(index: int, bus: str) -> Gpu:
         "clocks_event_reasons.supported": "0x00000000000001FF", "clocks_event_reasons.active": "0x0000000000000001",
         **{f"clocks_event_reasons_counters.{name}": "0 us" for name in
            ("sw_power_cap", "sync_boost", "sw_thermal_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown")},
+        "clocks.applications.graphics": DEPRECATED, "clocks.default_applications.graphics": DEPRECATED,
+        "fabric.health.summary": "N/A", "compute_cap": "9.0", "display_active": "Disabled",
         "pcie.link.gen.max": "5", "pcie.link.gen.gpumax": "5", "pcie.link.gen.hostmax": "5",
         "pcie.link.width.current": "16", "pcie.link.width.max": "16",
     }  # fmt: skip
@@ -297,7 +300,8 @@ class FakeSmi:
             "gpu_uuid": gpu["uuid"], "uuid": gpu["uuid"], "pci.bus_id": gpu["pci.bus_id"], "name": gpu["name"],
             "pid": str(pid), "process_name": name, "used_gpu_memory": memory,
         })  # fmt: skip
-        gpu.update({"memory.used": memory, "utilization.gpu": "99 %"})
+        load(gpu)
+        gpu["memory.used"] = memory
         self.write()
 
     def write(self) -> None:

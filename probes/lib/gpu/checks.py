@@ -43,8 +43,9 @@ def reachable(look: Look) -> None:
             "unknown", "reading-damaged", "what the driver says of it cannot be read: %s" % reading.damaged,
             evidence=(reading.damaged,), action="ask it alone: nvidia-smi -q -i %s" % _bus(look),
         )  # fmt: skip
-    for name in ("uuid", "bus_id"):
+    for name in ("uuid", "bus_id", "name"):
         look.word(name)
+    look.number("index")
 
 
 def recovery(look: Look) -> None:
@@ -328,6 +329,8 @@ def memory(look: Look) -> None:
     if look.case.reading.display_active is True:
         return
     limit = use.memory_limit_mib
+    drawing = [one.memory_mib for one in look.case.reading.processes if one.kind == "G"]
+    used -= sum(held for held in drawing if not isinstance(held, Missing))
     if not use.processes and limit is not None and used > limit:
         look.say(
             "degraded", "hidden-memory", "%.0f MiB of its memory are held and no process is shown" % used, value=used, unit="MiB",

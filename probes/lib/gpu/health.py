@@ -87,7 +87,7 @@ def judge(
     for reading in seen.readings:
         others = [other for other in seen.readings if other is not reading and known(other.name) == known(reading.name) is not None]
         use = owners.use_of(reading, seen, everybody)
-        case = Case(reading, others, thresholds, seen.around, use)
+        case = Case(reading, others, thresholds, seen.around, use, saved_csv=seen.parsed and reading.source == "csv")
         results = _of_gpu(case, without)
         told += [judgement for result in results for judgement in result.judgements]
         report.gpus.append(GpuReport(reading, "unknown", {result.check: result.level for result in results}, use))

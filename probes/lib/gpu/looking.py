@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from .judgement import Judgement
 from .missing import Missing
+from .smi_fields import METRICS
 from .smi_reading import GpuReading
 from .thresholds import Thresholds
 
@@ -41,6 +42,9 @@ ALWAYS = frozenset({"memory_total_mib", "memory_used_mib", "temperature_c", "uui
 """Every card has them, cut up (MIG) or not."""
 ALWAYS_SINCE = {"recovery_action": 570, "inforom_valid": 0}
 """First driver (major version) that says it of every card; 0 where none does."""
+IN_CSV = frozenset(metric.name for metric in METRICS if metric.csv)
+CSV_SINCE = 590
+"""From this driver on every field that is asked for is known: in saved csv a column that is not there was lost."""
 NOT_UNDER_MIG = frozenset(
     {"remap_pending", "remap_failure", "remap_correctable", "remap_uncorrectable", "remap_banks_none", "utilization_pct"}
 )
@@ -68,6 +72,8 @@ class Case:
     around: Surroundings = field(default_factory=Surroundings)
     use: GpuUse | None = None
     """How much it is used; None where that could not be found out."""
+    saved_csv: bool = False
+    """Whether it comes from saved csv, of which nobody knows what was asked."""
 
     @property
     def subject(self) -> str:
@@ -104,13 +110,16 @@ class Case:
         """Whether a value that is missing for ``reason`` should be there."""
         if reason not in _EXPLAINED or name in ALWAYS:
             return True
-        if self.mig and name in NOT_UNDER_MIG:
+        major = self.driver_major
+        if self.saved_csv and reason == "not-reported" and name in IN_CSV and (major is None or major >= CSV_SINCE):
+            return True
+        if (self.mig and name in NOT_UNDER_MIG) or (name.startswith("ecc_") and self.reading.ecc_enabled is False):
             return False
         if any(_has(sibling, name) and sibling.mig_enabled == self.reading.mig_enabled for sibling in self.siblings):
             return True
         if any(name in family and any(_has(self.reading, other) for other in family) for family in FAMILIES):
             return True
-        since, major = ALWAYS_SINCE.get(name, 0), self.driver_major
+        since = ALWAYS_SINCE.get(name, 0)
         # Without the driver's version nobody knows whether it should say it.
         return since > 0 and not self.vgpu and not self.around.wsl and (major is None or major >= since)
 
