@@ -267,12 +267,14 @@ def parse_q(text: str) -> Answer:
         reading.mig_devices = [_q_mig(one) for one in node.all("MIG Device")]
         reading.processes = [_process(one, _Q_PROCESS, reading) for one in _q_processes(node)]
         _add(answer, reading)
-    for node in root.children:
-        trouble = None if node.name == "GPU" else recognise((node.name + ": " + node.text).rstrip(": "))
-        if trouble is not None:
-            answer.troubles.append(trouble)
+    answer.troubles = [trouble for trouble in map(recognise, _outside(text)) if trouble is not None]
     _finish(answer)
     return answer
+
+
+def _outside(text: str) -> Iterator[str]:
+    """Yield the lines that belong to no GPU."""
+    return (line for line in text.splitlines() if line[:1] not in {"", " "} and not _Q_GPU.fullmatch(line.strip()))
 
 
 def _drop_last(root: Node) -> None:
