@@ -290,7 +290,7 @@ def run(params: Params, context: Context) -> Result:
             "variables": in_force, "models": models, "gpu_devices": _gpu_devices(), "driver_version": driver, "open_module": module,
             "library_versions": result.driver.library_versions, "driver_cuda": result.driver.cuda,
             "torch": None if result.torch is None else {"version": result.torch.version, "cuda": result.torch.cuda, "arch_list": result.torch.arch_list},
-            "torch_error": asked.error if params.torch else "it was not to be asked", "nccl_runs": runs, "nccl_from": why or "", "nccl_built": built,
+            "torch_error": asked.error, "torch_asked": params.torch, "nccl_runs": runs, "nccl_from": why or "", "nccl_built": built,
             "nccl_libraries": libraries, "conf_lines": conf_lines, "conf_errors": conf_errors, "mentions": mentions, "packages": found_packages,
             "shm_total": None if shm is None else shm[0], "limits": limits, "infiniband": result.machine.infiniband,
             "governors": result.machine.governors, "scaling_driver": result.machine.scaling_driver, "pid": params.pid,

@@ -40,9 +40,10 @@ def render(outcome: Outcome[Any]) -> RenderableType:
 
 def _sentence(result: Any) -> str:
     driver, torch = result.driver, result.torch
+    installed = next((each.version for each in result.packages if each.name == "torch"), None)
     words = [
         f"driver {driver.version}{' (open)' if driver.open_module else ''}" if driver.version else "no NVIDIA driver",
-        f"torch {torch.version}" if torch else "no torch",
+        f"torch {safe(torch.version)}" if torch else (f"torch {safe(installed)} (not asked)" if installed else "no torch"),
         f"NCCL {result.nccl_version}" if result.nccl_version else "no NCCL",
     ]
     return ", ".join(words)

@@ -127,7 +127,9 @@ class Judge:
     def _torch(self) -> None:
         torch, error = self.found["torch"], self.found["torch_error"]
         if torch is None:
-            if error is None:
+            if not self.found["torch_asked"]:
+                self._tell("skipped", "torch", "torch was not to be asked")
+            elif error is None:
                 self._tell("skipped", "torch", "torch is not installed in this environment")
             else:
                 self._tell("unknown", "torch", "torch could not be asked: %s" % error, action="import torch by hand in this environment")
