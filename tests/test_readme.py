@@ -125,7 +125,7 @@ def on_data(desk: Desk, text: str) -> str:
 
 def test_every_block_says_how_it_is_tested() -> None:
     assert [one for one in BLOCKS if one.name is None] == []
-    known = {"scripts", "skip", "vocab-compare", "completion", "inventory", "server", "python", "typed", "new-probe", "probe"}
+    known = {"scripts", "skip", "vocab-compare", "completion", "inventory", "server", "case", "doctor", "python", "typed", "new-probe", "probe"}
     assert {one.name for one in BLOCKS} == known
     assert README.count("```") == 2 * len(BLOCKS)
 
@@ -176,6 +176,18 @@ def test_the_way_to_a_real_server(gpu8: Desk) -> None:
     planned = gpu8.sh(dry_run)
     assert planned.code == ExitCode.OK, planned.err
     assert re.search(r"sh \.cache/rdiag/[0-9a-f]{64}/enter", planned.out)
+
+
+def test_the_way_from_a_random_loss_to_a_repaired_drafter(desk: Desk) -> None:
+    for name, text in (("hosts.yaml", block("inventory").text), ("case.yaml", block("case").text)):
+        (desk.home / name).write_text(text)
+    commands = block("doctor").commands
+    assert [command.split()[1] for command in commands] == ["triage", "vocab-keep", "vocab-remap", "drafter-check"]
+    for command in commands:
+        typed, _, comment = command.partition("#")
+        ran = desk.sh(f"{typed} --dry-run {'# ' + comment if comment else ''}")
+        assert ran.code == ExitCode.OK, ran.err
+        assert "gpu8" in ran.out
 
 
 def test_the_same_from_python(gpu8: Desk) -> None:
