@@ -95,7 +95,7 @@ class End:
 
 def parse_hello(payload: bytes) -> Hello:
     """Return a ``hello``; raises MessageError for anything else, and for another protocol."""
-    fields = _Fields(payload, "hello")
+    fields = Fields(payload, "hello")
     protocol = fields.integer("protocol", 0, 1_000_000)
     if protocol != PROTOCOL:
         raise MessageError(f"the agent speaks protocol {protocol} and this client protocol {PROTOCOL}")
@@ -114,7 +114,7 @@ def parse_hello(payload: bytes) -> Hello:
 
 def parse_too_old(payload: bytes) -> tuple[str, str]:
     """Return (version, executable) of a ``python-too-old``; raises MessageError."""
-    fields = _Fields(payload, "python-too-old")
+    fields = Fields(payload, "python-too-old")
     answer = fields.text("python", 64), fields.text("executable", _PATH)
     fields.nothing_left()
     return answer
@@ -122,7 +122,7 @@ def parse_too_old(payload: bytes) -> tuple[str, str]:
 
 def parse_damaged(payload: bytes) -> tuple[str, str]:
     """Return (computed, expected) hash of a ``bundle-damaged``; raises MessageError."""
-    fields = _Fields(payload, "bundle-damaged")
+    fields = Fields(payload, "bundle-damaged")
     answer = fields.text("bundle", 256), fields.text("expected", 256)
     fields.nothing_left()
     return answer
@@ -130,7 +130,7 @@ def parse_damaged(payload: bytes) -> tuple[str, str]:
 
 def parse_need(payload: bytes) -> str:
     """Return the SHA-256 that a ``need`` asks for, 64 hex digits; raises MessageError."""
-    fields = _Fields(payload, "need")
+    fields = Fields(payload, "need")
     digest = fields.digest("sha256")
     fields.nothing_left()
     return digest
@@ -138,7 +138,7 @@ def parse_need(payload: bytes) -> str:
 
 def parse_started(payload: bytes) -> Started:
     """Return a ``started``; raises MessageError."""
-    fields = _Fields(payload, "started")
+    fields = Fields(payload, "started")
     started = Started(pid=fields.integer("pid", 1, 2**31), run_dir=fields.text("run_dir", _PATH))
     fields.nothing_left()
     return started
@@ -146,7 +146,7 @@ def parse_started(payload: bytes) -> Started:
 
 def parse_progress(payload: bytes) -> Progress:
     """Return a ``progress``; raises MessageError."""
-    fields = _Fields(payload, "progress")
+    fields = Fields(payload, "progress")
     progress = Progress(
         done=fields.number("done"),
         total=fields.optional_number("total"),
@@ -159,7 +159,7 @@ def parse_progress(payload: bytes) -> Progress:
 
 def parse_finding(payload: bytes) -> Finding:
     """Return a ``finding``; raises MessageError."""
-    fields = _Fields(payload, "finding")
+    fields = Fields(payload, "finding")
     finding = Finding(
         level=cast(Level, fields.choice("level", LEVELS)),
         code=fields.code("code"),
@@ -178,7 +178,7 @@ def parse_finding(payload: bytes) -> Finding:
 
 def parse_end(payload: bytes) -> End:
     """Return an ``end``; raises MessageError."""
-    fields = _Fields(payload, "end")
+    fields = Fields(payload, "end")
     end = End(
         outcome=fields.choice("outcome", OUTCOMES),
         message=fields.text("message", _TEXT),
@@ -196,7 +196,7 @@ def parse_end(payload: bytes) -> End:
     return end
 
 
-class _Fields:
+class Fields:
     """The fields of one message; each is taken once, by the kind it must have."""
 
     def __init__(self, payload: bytes, kind: str) -> None:
