@@ -19,8 +19,7 @@ from .conversation import PROTOCOL, request_bytes
 from .errors import ConnectionLost, EnvironmentUnfit, RdiagError, StateUnknown
 from .host import Host
 from .link import AgentLink
-from .messages import MessageError
-from .messages import _Fields as Fields
+from .messages import Fields, MessageError
 from .text import safe
 
 if TYPE_CHECKING:
