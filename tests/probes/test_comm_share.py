@@ -119,6 +119,13 @@ def test_a_profiler_step_of_the_gpu_lasts_until_the_next(tmp_path: Path) -> None
     assert "37.5 % of the step is all_reduce" in findings[-1].message
 
 
+def test_spans_of_one_call_on_two_streams_are_one_step(tmp_path: Path) -> None:
+    events = [annotation("verify", 1000 * n + shift, 90, device=0) for n in range(3) for shift in (0, 10)]
+    events += [all_reduce(1000 * n, 50) for n in range(3)]
+    device = read(tmp_path, path=str(write_trace(tmp_path / "t.json", events)), step="verify")[0].devices[0]
+    assert (device.steps, device.step_us, device.communication_us) == (3, 300, 150)
+
+
 def test_each_gpu_by_itself(tmp_path: Path) -> None:
     events = [all_reduce(0, 90, device=1), kernel(GEMM, 90, 10, device=1), kernel(GEMM, 0, 50, device=0), copy(50, 50, device=0)]
     result, findings = read(tmp_path, path=str(write_trace(tmp_path / "t.json", events)))

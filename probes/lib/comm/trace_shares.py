@@ -239,7 +239,10 @@ def _numbered(kind: str, clock: str, spans: list[tuple[float, float, int | None]
             (hulls[number][0], max(hulls[number][1], hulls[number + 1][0]) if number + 1 in hulls else hulls[number][1])
             for number in numbers
         ] or ordered
-    return Windows(kind, clock, union(ordered), len(ordered))
+    joined_spans = union(ordered)
+    # Each stream of a GPU has a span of its own for the same call; only a number tells which belong together.
+    unnumbered = clock == "gpu" and any(counter is None for _, _, counter in spans)
+    return Windows(kind, clock, joined_spans, len(joined_spans) if unnumbered else len(ordered))
 
 
 class Calls:
