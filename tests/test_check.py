@@ -47,7 +47,7 @@ def levels(report: CheckReport, *codes: str) -> set[str]:
 
 
 def left_behind(home: Path) -> list[str]:
-    return [path.name for path in home.rglob("*check.*") if path.is_file() or path.is_dir()]
+    return [path.name for pattern in ("check.*", "rdiag-check.*") for path in home.rglob(pattern)]
 
 
 def assert_not_reached(report: CheckReport) -> None:
