@@ -16,7 +16,7 @@ from .strict_json import parse_object
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    from typing import Any, Iterable
 
     from numpy.typing import NDArray
 
@@ -127,14 +127,14 @@ class Checkpoint:
         return file
 
 
-class Safetensors(Checkpoint):
-    """A safetensors checkpoint: one file, or several of which each is opened when a tensor in it is asked for.
+class _Sharded(Checkpoint):
+    """Tensors in one file, or in several of which each is opened when a tensor in it is asked for.
 
     Args:
         path, kind, reason: see :class:`Checkpoint`.
+        meter: told of every byte.
         places: tensor name -> path of the file; None when ``single`` holds them all.
         single: path of the only file.
-        meter: told of every byte.
     """
 
     def __init__(
@@ -149,27 +149,41 @@ class Safetensors(Checkpoint):
     ) -> None:
         super().__init__(path, kind, reason)
         self._meter = meter
-        self._headers: dict[str, tuple[File, dict[str, safetensors.Tensor]]] = {}
         self._single = single
         self._places = places or {}
 
     def load(self) -> None:
-        """Read the header of the only file; shards wait until they are needed."""
+        """Read what the only file says of itself; shards wait until they are needed."""
         if self._single is not None:
-            self._places = dict.fromkeys(self._shard(self._single)[1], self._single)
+            self._places = dict.fromkeys(self._held(self._single), self._single)
 
     def names(self) -> list[str]:
         """Return the names of all tensors."""
         return list(self._places)
 
+    def peek(self, name: str) -> Entry | None:
+        """Return the entry when its shard is open already."""
+        return self.entry(name) if self._is_open(self._places[name]) else None
+
+    def _held(self, path: str) -> Iterable[str]:
+        """Return the names of the tensors in a file, which is opened for it."""
+        raise NotImplementedError
+
+    def _is_open(self, path: str) -> bool:
+        raise NotImplementedError
+
+
+class Safetensors(_Sharded):
+    """A safetensors checkpoint; see :class:`_Sharded`."""
+
+    def __init__(self, path: str, kind: str, reason: str, meter: Meter, **where: Any) -> None:
+        super().__init__(path, kind, reason, meter, **where)
+        self._headers: dict[str, tuple[File, dict[str, safetensors.Tensor]]] = {}
+
     def entry(self, name: str) -> Entry:
         """Return what the header says of a tensor."""
         tensor = self._tensor(name)[1]
         return Entry(_word(tensor.dtype), tensor.shape)
-
-    def peek(self, name: str) -> Entry | None:
-        """Return the entry when its shard is open already."""
-        return self.entry(name) if self._places[name] in self._headers else None
 
     def read(self, name: str) -> NDArray[Any]:
         """Return a tensor."""
@@ -193,6 +207,12 @@ class Safetensors(Checkpoint):
         path = next(iter(self._places.values()), self._single)
         return {} if path is None else safetensors.read_metadata(self._shard(path)[0])
 
+    def _held(self, path: str) -> Iterable[str]:
+        return self._shard(path)[1]
+
+    def _is_open(self, path: str) -> bool:
+        return path in self._headers
+
     def _tensor(self, name: str) -> tuple[File, safetensors.Tensor]:
         file, header = self._shard(self._places[name])
         if name not in header:
@@ -206,49 +226,17 @@ class Safetensors(Checkpoint):
         return self._headers[path]
 
 
-class Torch(Checkpoint):
-    """Files that torch.save wrote: one, or several of which each is opened when a tensor in it is asked for.
+class Torch(_Sharded):
+    """Files that torch.save wrote; see :class:`_Sharded`."""
 
-    Args:
-        path, kind, reason: see :class:`Checkpoint`.
-        places: tensor name -> path of the file; None when ``single`` holds them all.
-        single: path of the only file.
-        meter: told of every byte.
-    """
-
-    def __init__(
-        self,
-        path: str,
-        kind: str,
-        reason: str,
-        meter: Meter,
-        *,
-        single: str | None = None,
-        places: dict[str, str] | None = None,
-    ) -> None:
-        super().__init__(path, kind, reason)
-        self._meter = meter
-        self._single = single
-        self._places = places or {}
+    def __init__(self, path: str, kind: str, reason: str, meter: Meter, **where: Any) -> None:
+        super().__init__(path, kind, reason, meter, **where)
         self._shards: dict[str, tuple[File, TorchFile]] = {}
-
-    def load(self) -> None:
-        """Take the only file apart; shards wait until they are needed."""
-        if self._single is not None:
-            self._places = dict.fromkeys(self._shard(self._single)[1].parts, self._single)
-
-    def names(self) -> list[str]:
-        """Return the names of all tensors."""
-        return list(self._places)
 
     def entry(self, name: str) -> Entry:
         """Return what the file says of a tensor."""
         part = self._part(name)[2]
         return Entry(part.dtype, part.shape)
-
-    def peek(self, name: str) -> Entry | None:
-        """Return the entry when its shard is open already."""
-        return self.entry(name) if self._places[name] in self._shards else None
 
     def read(self, name: str) -> NDArray[Any]:
         """Return a tensor."""
@@ -273,6 +261,12 @@ class Torch(Checkpoint):
         if part.held is not None or part.strides is not None:
             return super().place(name)
         return Place(file, part.offset)
+
+    def _held(self, path: str) -> Iterable[str]:
+        return self._shard(path)[1].parts
+
+    def _is_open(self, path: str) -> bool:
+        return path in self._shards
 
     def _part(self, name: str) -> tuple[File, TorchFile, Part]:
         file, archive = self._shard(self._places[name])

@@ -10,6 +10,7 @@ from . import config as configs
 from .checkpoint import open_checkpoint
 from .files import Absent, Damaged, Unreadable, quoted
 from .matrix import Matrix
+from .model import Model
 from .roles import layer_key, role_of
 
 TYPE_CHECKING = False
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from .files import Meter
 
 
-class Drafter:
+class Drafter(Model):
     """A drafter's tensors by role.
 
     Args:
@@ -32,9 +33,7 @@ class Drafter:
     """
 
     def __init__(self, checkpoint: Checkpoint, config: configs.Config | None, config_problem: str | None) -> None:
-        self.checkpoint = checkpoint
-        self.config = config
-        self.config_problem = config_problem
+        super().__init__(checkpoint, config, config_problem)
         self.roles: dict[str, str] = {}
         """Role -> full name of the tensor; the shortest where several have the same role."""
         self.repeated: dict[str, list[str]] = {}
@@ -42,23 +41,6 @@ class Drafter:
         self.unknown: list[str] = []
         """Names of tensors whose role is not known; servers skip such tensors without a word."""
         self._assign(checkpoint.names())
-
-    def __enter__(self) -> Drafter:
-        """Return the drafter."""
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Close its files."""
-        self.close()
-
-    def close(self) -> None:
-        """Close all files."""
-        self.checkpoint.close()
-
-    @property
-    def path(self) -> str:
-        """What was asked for."""
-        return self.checkpoint.path
 
     @property
     def layer_keys(self) -> list[str]:

@@ -10,6 +10,7 @@ from . import config as configs
 from .checkpoint import open_checkpoint
 from .files import Unreadable, quoted, shown
 from .matrix import Matrix
+from .model import Model
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ _QUANTISED = ("weight_packed", "weight_scale", "weight_scale_inv", "weight_zero_
               "absmax", "quant_state", "weight_shape")  # fmt: skip
 
 
-class Target:
+class Target(Model):
     """A target model's head, embedding and norm.
 
     Args:
@@ -40,9 +41,7 @@ class Target:
     """
 
     def __init__(self, checkpoint: Checkpoint, config: configs.Config | None, config_problem: str | None) -> None:
-        self.checkpoint = checkpoint
-        self.config = config
-        self.config_problem = config_problem
+        super().__init__(checkpoint, config, config_problem)
         names = set(checkpoint.names())
         self._own_head = _find(names, _HEADS)
         self._quantised_head = None if self._own_head else _quantised(names, "lm_head")
@@ -50,23 +49,6 @@ class Target:
         """Full name of the embedding; None where there is none."""
         self.norm_name = _find(names, _NORMS)
         """Full name of the final norm before the head; None where there is none."""
-
-    def __enter__(self) -> Target:
-        """Return the target."""
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Close its files."""
-        self.close()
-
-    def close(self) -> None:
-        """Close all files."""
-        self.checkpoint.close()
-
-    @property
-    def path(self) -> str:
-        """What was asked for."""
-        return self.checkpoint.path
 
     @property
     def tied(self) -> bool:

@@ -35,7 +35,7 @@ def command(settings: Settings, /, **given: Any) -> int:
 
     \b
     rdiag drafter-check /models/drafter --host gpu8
-    rdiag drafter-check /models/drafter --target /models/Kimi-K2.5 --near /data/run7 --json
+    rdiag drafter-check drafter --target Kimi-K2.5 --near /data/run7 --json
     """
     from ..parameters import build
     from ..views.drafter_check import render

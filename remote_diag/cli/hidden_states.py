@@ -40,7 +40,7 @@ def command(settings: Settings, /, layers: str | None, **given: Any) -> int:
 
     \b
     rdiag hidden-states /data/hidden_states --target /models/Kimi-K2.5 --host gpu8
-    rdiag hidden-states data_0.pt data_1.pt --target target --drafter drafter --serving dump
+    rdiag hidden-states data_0.pt data_1.pt --target target --serving dump
     """
     from ..parameters import build
     from ..views.hidden_states import render

@@ -63,8 +63,8 @@ def command(settings: Settings, /, log: str | None, **options: Any) -> int:
     """Say what the loss and accuracy of a training mean: LOG is a file on the host, or give numbers.
 
     \b
-    rdiag loss-check /data/run/train.log --host gpu8 --draft-vocab-size 32000 --ceiling 0.05
-    rdiag loss-check --loss 19.2,18.7 --accuracy 0.03,0.05 --draft-vocab-size 32000
+    rdiag loss-check run/train.log --host gpu8 --draft-vocab-size 32000
+    rdiag loss-check --loss 19.2,18.7 --accuracy 0.03 --draft-vocab-size 32000
     """
     from ..views.loss_check import render
 

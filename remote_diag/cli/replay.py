@@ -40,8 +40,9 @@ def command(settings: Settings, /, device: str, **given: Any) -> int:
     means that another hypothesis fits than what the files declare, or none.
 
     \b
-    rdiag replay drafter /data/hidden_states --target /models/Kimi-K2.5 --mapping /data/run7 --host gpu8
-    rdiag replay drafter data_0.pt --target target --hypothesis norm=off --hypothesis shift=0,norm=off
+    rdiag replay drafter /data/hidden_states --target /models/Kimi-K2.5 \\
+        --mapping /data/run7 --host gpu8
+    rdiag replay drafter data_0.pt --target target --hypothesis shift=0,norm=off
     """
     from ..parameters import build
     from ..views.replay import render

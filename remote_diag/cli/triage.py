@@ -40,7 +40,8 @@ def command(settings: Settings, /, case: Path | None, sets: tuple[str, ...], **g
 
     \b
     rdiag triage case.yaml
-    rdiag triage --drafter-before /models/drafter --drafter-after /runs/7/0 --loss 18.9 --host gpu8
+    rdiag triage --drafter-before drafter --drafter-after runs/7/0 \\
+        --loss 18.9 --accuracy 0.01 --host gpu8
     """
     from .. import hypotheses, triage, triage_case
 

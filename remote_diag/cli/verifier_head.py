@@ -30,7 +30,7 @@ def command(settings: Settings, /, **given: Any) -> int:
 
     \b
     rdiag verifier-head /models/drafter --target /models/Kimi-K2.5 --host gpu8
-    rdiag verifier-head run7/3 --target target --mapping drafter-a --previous drafter-a
+    rdiag verifier-head run7/3 --target target --mapping a --previous drafter-a
     """
     from ..parameters import build
     from ..views.verifier_head import render

@@ -45,7 +45,7 @@ def command(settings: Settings, /, plot: Path | None, **given: Any) -> int:
     \b
     rdiag vocab-compare /models/drafter /data/run7 --host gpu8
     rdiag vocab-compare a.npz b.npz --counts b.npz --json
-    rdiag vocab-compare a.npz b.npz --counts b.npz --tokenizer /models/target --plot shift.html
+    rdiag vocab-compare a.npz b.npz --tokenizer /models/target --plot shift.html
     rdiag vocab-compare -- -odd-name other
     """
     from ..parameters import build

@@ -28,7 +28,8 @@ def command(settings: Settings, /, **given: Any) -> int:
     of --look-in (data, cache), that trainers would take another mapping from; exit status 1 means that there are some.
 
     \b
-    rdiag vocab-keep drafter --out mapping --mapping /data/run7 --look-in /data/run7 --look-in /train/cache --host gpu8
+    rdiag vocab-keep drafter --out mapping --mapping /data/run7 \\
+        --look-in /data/run7 --look-in /train/cache --host gpu8
     """
     from ..parameters import build
     from ..views.vocab_keep import render

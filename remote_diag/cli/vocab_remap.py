@@ -41,9 +41,11 @@ def command(settings: Settings, /, **given: Any) -> int:
     is overwritten, and what was written is read again and compared before it gets its name.
 
     \b
-    rdiag vocab-remap drafter --mapping /data/run7 --out drafter-run7 --verifier /models/Kimi-K2.5 --host gpu8
+    rdiag vocab-remap drafter --mapping /data/run7 --out drafter-run7 \\
+        --verifier /models/Kimi-K2.5 --host gpu8
     rdiag vocab-remap drafter --mapping b.npz --out remapped --missing mean
-    rdiag vocab-remap run7/3 --head-mapping drafter --mapping run7/3 --out repaired   # the head kept its old rows
+    # trained on under another mapping, while the head kept its rows:
+    rdiag vocab-remap run7/3 --head-mapping drafter --mapping run7/3 --out fixed
     """
     from ..parameters import build
     from ..views.vocab_remap import render
