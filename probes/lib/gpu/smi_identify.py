@@ -144,6 +144,7 @@ def parse(text: str) -> Answer:
     Raises:
         Refused: it is something else (said by name, with what reads it), or it is too damaged to be read at all.
     """
+    text = text.lstrip("\ufeff")
     kind = identify(text)
     if kind.name == "smi_xml":
         return parse_xml(text)

@@ -295,6 +295,39 @@ def test_sentinels_take_turns_in_the_other_layouts(layout: str) -> None:
         assert_same_or_better(before, parse_xml(text[:start] + sentinel + text[end:]), text[start:end])
 
 
+@pytest.mark.parametrize("kind", [*smi_texts.LAYOUTS, "q"])
+def test_labels_glued_to_elements_take_turns(kind: str) -> None:
+    text = smi_texts.q(CARDS[:2]) if kind == "q" else smi_texts.xml(CARDS[:2], kind)
+    reader = parse_q if kind == "q" else parse_xml
+    before = reader(text)
+    for turn, (start, _) in enumerate(leaves(text, address=smi_texts.bus_id(HIT))):
+        label = LABELS[turn % len(LABELS)]
+        if kind != "q":
+            label = label.replace("<", "&lt;").replace("\x1b", "")
+        after = reader(text[:start] + label + text[start:])
+        old, new = of_card(before, HIT), of_card(after, HIT)
+        assert old is not None
+        assert new is not None
+        for name, value in values(new).items():
+            assert isinstance(value, Missing) or name in {*FREE_TEXT, "power_w"} or value == values(old)[name], name
+        assert values(after.readings[0]) == values(before.readings[0])
+
+
+def test_a_label_before_every_line_of_xml_leaves_every_gpu_named() -> None:
+    for label in LABELS:
+        labelled = "".join(label + line + "\n" for line in XML_PARSERS["570"].split("\n"))
+        after = parse_xml(labelled)
+        assert len(after.readings) == len(CARDS)
+        for card in range(len(CARDS)):
+            assert of_card(after, card) is not None
+
+
+@pytest.mark.parametrize("text", [smi_texts.csv(CARDS), smi_texts.xml(CARDS), smi_texts.q(CARDS)])
+def test_files_saved_on_windows_say_the_same(text: str) -> None:
+    saved = "\ufeff" + text.replace("\n", "\r\n")
+    assert [values(one) for one in parse(saved).readings] == [values(one) for one in parse(text).readings]
+
+
 def assert_same_or_better(before: Answer, after: Answer, what: str) -> None:
     """As assert_harmless; another source for the same value (an average for the draw) may take its place."""
     for card in range(len(before.readings)):
