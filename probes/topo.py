@@ -106,6 +106,8 @@ class Gpu:
     """Window through which peers see its memory, MiB."""
     driver: str | None
     """Kernel driver that holds it."""
+    slot: str | None
+    """Number of its slot as the board names it, of the card or the nearest bridge that has one; None where nobody tells."""
     path: tuple[str, ...]
     """Bus ids of the bridges above it, the root port first."""
     nearest_nics: tuple[str, ...]
@@ -213,6 +215,12 @@ class Pair:
     """OK, CNS, GNS, TNS, NS, DR or U, the worse of both directions; None where it was not answered."""
     p2p_write: str | None
     """As p2p_read, for writes."""
+    p2p_nvlink: str | None
+    """As p2p_read, for P2P over NVLink; NS on cards that have none."""
+    p2p_atomics: str | None
+    """As p2p_read, for atomic operations."""
+    p2p_pcie: str | None
+    """As p2p_read, for P2P over PCIe."""
     transport: str
     """nvlink, p2p, shm (through the host's memory), net, refused (NCCL will not start) or unknown."""
     certain: bool
@@ -322,7 +330,10 @@ def _result(facts: Facts, params: Params, limit: Level, pairs: list[Joined], jud
         ),
         matrix_complete=matrix is not None and matrix.complete,
         pairs=tuple(
-            Pair(_index(pair.a), _index(pair.b), pair.link, pair.read, pair.write, pair.way.transport, pair.way.certain, pair.way.reason)
+            Pair(
+                _index(pair.a), _index(pair.b), pair.link, pair.read, pair.write, pair.others["nvlink"], pair.others["atomics"],
+                pair.others["pcie"], pair.way.transport, pair.way.certain, pair.way.reason,
+            )
             for pair in pairs
         ),
         islands=topo_pairs.islands(facts, pairs),
@@ -389,8 +400,14 @@ def _gpu(facts: Facts, gpu: Found, judgements: list[Judgement]) -> Gpu:
     nics, nic_link = _near(facts, gpu.label)
     return Gpu(
         index=gpu.index, status=_status(gpu, facts, judgements), listed_by=gpu.sources, driver=None if device is None else device.driver,
+        slot=_slot(facts, (gpu.bus_id,) if device is None else device.path),
         path=() if device is None else device.path[:-1], nearest_nics=nics, nic_link=nic_link, missing=absent, **values,
     )  # fmt: skip
+
+
+def _slot(facts: Facts, path: tuple[str, ...]) -> str | None:
+    told = (facts.devices[bus_id].slot for bus_id in reversed(path) if bus_id in facts.devices)
+    return next((slot for slot in told if slot is not None), None)
 
 
 def _status(gpu: Found, facts: Facts, judgements: list[Judgement]) -> str:

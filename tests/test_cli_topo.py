@@ -75,13 +75,17 @@ def test_misuse(tmp_path: Path, arguments: tuple[str, ...]) -> None:
 
 def test_a_host_through_the_whole_way(tmp_path: Path, box: GpuHost) -> None:
     box.set("0000:41:00.0", current_link_width="8")
+    box.smi.kernel_log("[  200.0] NVRM: Xid (PCI:0000:61:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.")
     path = tmp_path / "box.html"
     ran = rdiag(
         "topo", "--root", str(box.root), "--p2p-level", "SYS", "--gpus", "8", "--plot", str(path), home=tmp_path, PATH=box.smi.path
     )
     assert ran.code == 1, ran.err
-    assert ran.out.splitlines()[0].startswith("local: topo: degraded - 8 GPUs; pairs as NCCL will join them: 28 PCIe P2P")
+    assert ran.out.splitlines()[0].startswith("local: topo: fail - 8 GPUs; pairs as NCCL will join them: 28 PCIe P2P")
     assert "gpu 2 0000:41:00.0" in ran.out
+    # The table of Xids has come along.
+    assert "Xid 79" in ran.out
+    assert "power-cycle" in ran.out
     assert "gen1 x8 idle" in ran.out
     assert "host bridge pci0000:10" in ran.out
     assert "<svg" in path.read_text()

@@ -44,9 +44,12 @@ def render(outcome: Outcome[Any]) -> RenderableType:
     if result is None:
         return headline(outcome)
     parts: list[RenderableType] = [headline(outcome, sentence(result))]
-    found = findings(outcome.findings)
+    found = findings([item for item in outcome.findings if item.level != "ok" or item.action])
     if found is not None:
         parts.append(found)
+    sound = sorted({item.code for item in outcome.findings if item.level == "ok" and not item.action})
+    if sound:
+        parts.append(Text(f"ok: {', '.join(sound)}", "dim"))
     if result.gpus:
         parts.append(_gpus(result))
     names = devices(result)

@@ -144,6 +144,7 @@ def test_a_box_whose_gpus_reach_each_other_within_a_switch_only(box: GpuHost, lo
     assert {pair.transport for pair in ran.result.pairs if pair.link == "SYS"} == {"shm"}
     finding = ran.one("nccl-through-host")
     assert finding.value == 16
+    assert ran.one("uvm-hmm").level == "ok"
     assert "NCCL_P2P_LEVEL=SYS" in (finding.action or "")
     assert "rdiag p2p" in (finding.action or "")
     assert ran.result.matrix_complete
@@ -157,6 +158,25 @@ def test_the_same_box_with_a_level_that_reaches(box: GpuHost, look: Callable[...
     assert ran.status == "ok", ran.codes
     assert ran.result.islands == (tuple(range(8)),)
     assert "command line" in ran.result.p2p_level_source
+
+
+def test_what_the_driver_says_besides(box: GpuHost, look: Callable[..., Ran]) -> None:
+    box.topo(matrix(EIGHT, two_switches), n=lambda a, b: "NS" if a != b else "OK", a=lambda a, b: "CNS" if {a, b} == {0, 1} else "OK")
+    pairs = look(box).result.pairs
+    assert {pair.p2p_nvlink for pair in pairs} == {"NS"}
+    assert [(pair.a, pair.b) for pair in pairs if pair.p2p_atomics != "OK"] == [(0, 1)]
+    assert {pair.p2p_pcie for pair in pairs} == {"OK"}
+    # NCCL asks for reads and writes only.
+    assert {pair.transport for pair in pairs if pair.link == "PIX"} == {"p2p"}
+
+
+def test_a_gpu_whose_nic_is_far(parse: Callable[..., Ran]) -> None:
+    def far(a: int, b: int) -> str:
+        return "SYS" if {a, b} & {7} and max(a, b) > 7 else dgx(a, b)
+
+    ran = parse(matrix([*EIGHT, *(f"NIC{place}" for place in range(8))], far, numa=NUMA))
+    assert ran.one("nic-far").subject == "GPU7"
+    assert [gpu.status for gpu in ran.result.gpus] == [*["ok"] * 7, "degraded"]
 
 
 def test_details_of_a_gpu(box: GpuHost, look: Callable[..., Ran]) -> None:

@@ -29,7 +29,7 @@ LINK_XIDS = {74, 79, 136, *range(144, 151), 155, 167}
 
 def judge(facts: Facts, limit: Level, found: Sequence[Pair], expected: int | None = None) -> list[Judgement]:
     """Return the findings, the worst first."""
-    told = [*_count(facts, expected), *_inventory(facts), *_matrix(facts), *_capabilities(facts, found), *_ways(facts, limit, found), *_nvlinks(facts)]
+    told = [*_count(facts, expected), *_inventory(facts), *_matrix(facts), *_capabilities(facts, found), *_ways(facts, limit, found), *_nvlinks(facts), *_nics(facts)]
     if facts.source == "host":
         told += [*topo_bus_checks.judge(facts, found), *_shm(facts, found), *_kernel_log(facts)]
     order = ("fail", "degraded", "unknown", "ok", "skipped")
@@ -211,6 +211,7 @@ def _ways(facts: Facts, limit: Level, found: Sequence[Pair]) -> Iterator[Judgeme
             evidence=(found[0].way.reason, "what the driver allows is no proof that bytes arrive: rdiag p2p"),
         )  # fmt: skip
     yield from _amd(facts, found)
+    yield from _hmm(facts, found)
 
 
 _WAYS = {"nvlink": "NVLink", "p2p": "PCIe P2P", "shm": "the host's memory", "net": "the network", "refused": "nothing", "unknown": "?"}
@@ -234,6 +235,35 @@ def _amd(facts: Facts, found: Sequence[Pair]) -> Iterator[Judgement]:
         subject=names(across), value=len(across), unit="pairs",
         action="compare rdiag nccl with NCCL_MIN_CTAS=8 (NCCL_MIN_NCHANNELS before 2.17) and without",
     )  # fmt: skip
+
+
+def _hmm(facts: Facts, found: Sequence[Pair]) -> Iterator[Judgement]:
+    if facts.driver_params.get("nvidia_uvm.uvm_disable_hmm") == "N" and any(pair.way.transport == "p2p" for pair in found):
+        yield Judgement(
+            "ok", "uvm-hmm", "memory management that spans host and GPUs (HMM) is on: on some hosts P2P over PCIe hangs with it",
+            action="only if P2P fails (rdiag p2p): options nvidia_uvm uvm_disable_hmm=1, then reload the driver",
+        )  # fmt: skip
+
+
+def _nics(facts: Facts) -> Iterator[Judgement]:
+    """Find GPUs that have no NIC near, where most have one."""
+    matrix = facts.matrix
+    if matrix is None or not matrix.nics:
+        return
+    kinds = {
+        gpu: {matrix.links[gpu, nic].kind for nic in matrix.nics if (gpu, nic) in matrix.links} for gpu in matrix.gpus
+    }
+    near = [gpu for gpu, found in kinds.items() if found & {"PIX", "PXB"}]
+    if len(near) * 2 <= len(kinds):
+        return
+    for gpu, found in kinds.items():
+        if found and gpu not in near:
+            subject = next((item.subject for item in facts.gpus if item.label == gpu), gpu)
+            yield Judgement(
+                "degraded", "nic-far", "has no NIC below its own switch, as most of its siblings have: no GPUDirect RDMA for it",
+                subject=subject, evidence=("nearest: %s" % ", ".join(sorted(found)),),
+                action="is a NIC missing? lspci, rdma link; else leave it out of jobs over several hosts",
+            )  # fmt: skip
 
 
 def _nvlinks(facts: Facts) -> Iterator[Judgement]:

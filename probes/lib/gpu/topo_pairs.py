@@ -9,7 +9,7 @@ from probes.lib.gpu.topology import Link
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Sequence
+    from typing import Mapping, Sequence
 
     from probes.lib.gpu.nccl_paths import Level, Way
     from probes.lib.gpu.topo_reading import Facts, Gpu
@@ -26,6 +26,8 @@ class Pair:
     read: str | None
     """The worse of both directions, as ``topo -p2p r`` says; None where it does not."""
     write: str | None
+    others: Mapping[str, str | None]
+    """The same for nvlink, atomics and pcie, which NCCL does not ask for."""
     way: Way
 
     @property
@@ -42,11 +44,12 @@ def pairs(facts: Facts, limit: Level) -> list[Pair]:
         for b in known[place + 1 :]:
             link = _on_the_bus(facts, a, b) if facts.matrix is None else facts.matrix.links.get((a.label, b.label))
             read, write = (_worse(facts, capability, a.label, b.label) for capability in ("read", "write"))
+            others = {capability: _worse(facts, capability, a.label, b.label) for capability in ("nvlink", "atomics", "pcie")}
             between = None if facts.matrix is None else nccl_paths.through(facts.matrix, a.label, b.label)
             way = nccl_paths.way(link, limit, read, write, facts.settings, between=between)
             if facts.matrix is None and link is not None:
                 way = replace(way, certain=False, reason=way.reason + "; as the PCI bus says, NVLinks are not known")
-            found.append(Pair(a, b, None if link is None else link.word, read, write, way))
+            found.append(Pair(a, b, None if link is None else link.word, read, write, others, way))
     return found
 
 
