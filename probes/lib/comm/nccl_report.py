@@ -99,7 +99,12 @@ def report(log: Log, said: Said, readings: Sequence[Reading], given: Given) -> t
     findings += _contents(readings, correctness)
     findings += _whole(log, readings, said, complete=complete, damaged=damaged)
     peak, held = None, None
-    for reading in readings:
+    if len(readings) > 1 and all(reading.ranks == 1 for reading in readings):
+        findings.append(_one_rank(f"there are {len(readings)} runs of one rank each"))
+        readings_to_judge: Sequence[Reading] = ()
+    else:
+        readings_to_judge = readings
+    for reading in readings_to_judge:
         judged, best, against = _speed(reading, settings, said, given)
         findings += judged
         if peak is None:
@@ -252,6 +257,12 @@ def _notes(log: Log, said: Said, readings: Sequence[Reading]) -> list[str]:
             notes.append("somebody left rows out and put dots there")
     if log.json_path is not None:
         notes.append(f"it wrote JSON to {log.json_path}")
+    if said.network is not None:
+        notes.append(f"NCCL uses the network {said.network}")
+    if said.nvls:
+        notes.append("NCCL lets the switch reduce (NVLS)")
+    if said.algorithms:
+        notes.append("NCCL chose " + ", ".join(f"{name} ({calls} calls)" for name, calls in sorted(said.algorithms.items())))
     if said.ways:
         notes.append("channels go via " + ", ".join(f"{way} ({count})" for way, count in sorted(said.ways.items())))
     if said.first_warning is not None:
@@ -285,9 +296,9 @@ def _speed(
     return found + _noise(reading, given.thresholds), best, held
 
 
-def _one_rank() -> dict[str, Any]:
+def _one_rank(what: str = "there was one rank") -> dict[str, Any]:
     return _finding(
-        "unknown", "one-rank", "there was one rank: nothing crossed a link, and the bus bandwidth is 0 by definition",
+        "unknown", "one-rank", f"{what}: nothing crossed a link, and the bus bandwidth is 0 by definition",
         action="if several GPUs were meant: -g N, or nccl-tests built with MPI=1; without it mpirun starts N tests of one GPU each",
     )  # fmt: skip
 

@@ -16,8 +16,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-MAX_LINE = 4096
+MAX_LINE = 1200
 """Characters of a line that are looked at; the longest row has fewer than 400."""
+MAX_CELLS = 64
 MAX_DAMAGED_KEPT = 50
 MAX_FAILURES = 20
 _SAMPLE = 200
@@ -50,6 +51,11 @@ _FAILURES = re.compile(
     r"|exited on signal|Segmentation fault|CANCELLED AT|DUE TO TIME LIMIT|srun: error|Killed\b|cannot open shared object"
     r"|[Cc]ommand not found|No such file or directory|unhandled (?:cuda|system) error"
 )
+_TELLS = re.compile(
+    r"algbw|Rank |nccl-tests|Collective test|Bytes |iters:|Out of bounds|Avg bus|NCCL version|JSON output|set by env|_perf"
+    "|" + _FAILURES.pattern
+)
+"""What every line holds that is no row and tells anything: most lines of a long log do not."""
 _CONFIG_KEYS = {
     "threads": re.compile(r"\bnThreads? (\S+)"),
     "gpus": re.compile(r"\bnGpus (\S+)"),
@@ -117,10 +123,11 @@ class _Reader:
     def _take(self, number: int, label: str, line: str) -> None:
         stream = self._streams.setdefault(label, _Stream())
         bare = line.lstrip("# \t")
-        columns = _header(bare)
+        tells = _TELLS.search(line) is not None
+        columns = _header(bare) if tells else None
         if columns is not None:
             self._begin(number, label, stream, columns)
-        elif not (self._said_before(number, label, stream, bare) or self._said_after(stream, bare)):
+        elif not (tells and (self._said_before(number, label, stream, bare) or self._said_after(stream, bare))):
             if set(bare.strip()) == {"."}:
                 self._left_out()
             elif not line.lstrip().startswith("#"):
@@ -205,8 +212,10 @@ class _Reader:
     # Rows ------------------------------------------------------------------------------------------------------------
 
     def _row_or_noise(self, number: int, stream: _Stream, line: str) -> None:
+        if not stream.open and not re.match(r"\s*\d", line):
+            return
         glued = _TAG.search(line) is not None or _MESSAGE.search(line) is not None
-        tokens = _TIMESTAMP.sub("", line).split()
+        tokens = _TIMESTAMP.sub("", line).split(None, MAX_CELLS)
         if glued and not re.match(r"\s*\d+\s", line) and sum(printed(token) is not None for token in tokens) < 6:
             return
         if not stream.open or stream.table is None:

@@ -241,6 +241,20 @@ def test_one_rank_says_nothing_about_links() -> None:
     assert "MPI=1" in str(parsed.finding("one-rank").action)
 
 
+def test_mpirun_with_a_program_built_without_mpi() -> None:
+    one = text(RUN.but(ranks=1)).splitlines()
+    labelled = "".join(f"[1,{rank}]<stdout>:{line}\n" for line in one for rank in range(4))
+    parsed = parse(labelled)
+    assert "4 runs of one rank" in parsed.finding("one-rank").message
+    assert (len(parsed.result.rows), parsed.result.peak_busbw_gbs) == (24, None)
+
+
+def test_lines_without_end_cost_little() -> None:
+    long = ("1 " * 50_000 + "\n") * 200
+    parsed = parse(text(RUN) + long)
+    assert (parsed.result.damaged_rows, parsed.result.correctness) == (200, "not_checked")
+
+
 @pytest.mark.parametrize(("was", "becomes"), [("  4194304 ", "  4194305 "), (" 1048576 ", " 1048577 ")])
 def test_rows_that_contradict_themselves_are_damaged(was: str, becomes: str) -> None:
     good = text(RUN)
