@@ -117,9 +117,12 @@ def contradiction(
     serves = _serves(serving_accept_length, serving_accuracy)
     trains = _trains(training_loss, uniform_loss, training_accuracy, chance)
     exists = None if serves is None or trains is None else serves and not trains
+    # The loss can be that of a guess beside an accuracy that is not.
+    by_loss = trains is False and _trains(None, None, training_accuracy, chance) is True
+    numbers = (("loss", training_loss, uniform_loss), ("accuracy", training_accuracy, chance))
     parts = [
         _told("serves", serves, (("acceptance length", serving_accept_length, None), ("accuracy", serving_accuracy, chance))),
-        _told("trains", trains, (("loss", training_loss, uniform_loss), ("accuracy", training_accuracy, chance))),
+        _told("trains" if not by_loss else "trains with a loss", trains, numbers),
     ]
     joined = "; ".join(parts) if not exists else ", yet ".join(parts)
     return Contradiction(

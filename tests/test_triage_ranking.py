@@ -80,6 +80,13 @@ def test_the_contradiction_is_told_with_its_numbers() -> None:
     assert NONE.text == "how it serves is not known; how it trains is not known"
 
 
+def test_a_loss_of_a_guess_beside_a_better_accuracy() -> None:
+    given = {"serving_accept_length": 3.0, "training_loss": 5.8, "uniform_loss": 5.3, "training_accuracy": 0.2, "draft_vocab_size": 200}
+    told = contradiction(**numbers(**given))
+    assert told.exists is True
+    assert "yet trains with a loss no better than chance: loss 5.8" in told.text
+
+
 def test_status_of_what_was_found() -> None:
     found = findings([judged("a", "refuted"), judged("b", "supported", accuracy=0.3), judged("c", "undecided")], NONE)
     assert [(one.level, one.code) for one in found] == [("ok", "a"), ("fail", "b"), ("unknown", "c")]
