@@ -154,6 +154,8 @@ def _common(index: int, bus: str) -> Gpu:
         for span in ("volatile", "aggregate")
         for part in ("total", "dram", "sram")
     }
+    for span in ("volatile", "aggregate"):
+        counts.update({f"ecc.errors.uncorrected.{span}.sram.{part}": "0" for part in ("parity", "secded")})
     return {
         "index": str(index), "uuid": f"GPU-{index:08x}-5eed-4000-8000-{index:012x}", "pci.bus_id": f"00000000:{bus.upper()}:00.0",
         "serial": f"17900000{index:02d}", "driver_version": "590.48.01", "persistence_mode": "Enabled",
@@ -399,11 +401,13 @@ _XML = {
     "utilization/gpu_util": "utilization.gpu", "utilization/memory_util": "utilization.memory",
     "ecc_mode/current_ecc": "ecc.mode.current", "ecc_mode/pending_ecc": "ecc.mode.pending",
     "ecc_errors/volatile/sram_correctable": "ecc.errors.corrected.volatile.sram",
-    "ecc_errors/volatile/sram_uncorrectable_parity": "ecc.errors.uncorrected.volatile.sram",
+    "ecc_errors/volatile/sram_uncorrectable_parity": "ecc.errors.uncorrected.volatile.sram.parity",
+    "ecc_errors/volatile/sram_uncorrectable_secded": "ecc.errors.uncorrected.volatile.sram.secded",
     "ecc_errors/volatile/dram_correctable": "ecc.errors.corrected.volatile.dram",
     "ecc_errors/volatile/dram_uncorrectable": "ecc.errors.uncorrected.volatile.dram",
     "ecc_errors/aggregate/sram_correctable": "ecc.errors.corrected.aggregate.sram",
-    "ecc_errors/aggregate/sram_uncorrectable_parity": "ecc.errors.uncorrected.aggregate.sram",
+    "ecc_errors/aggregate/sram_uncorrectable_parity": "ecc.errors.uncorrected.aggregate.sram.parity",
+    "ecc_errors/aggregate/sram_uncorrectable_secded": "ecc.errors.uncorrected.aggregate.sram.secded",
     "ecc_errors/aggregate/dram_correctable": "ecc.errors.corrected.aggregate.dram",
     "ecc_errors/aggregate/dram_uncorrectable": "ecc.errors.uncorrected.aggregate.dram",
     "ecc_errors/aggregate/sram_threshold_exceeded": "ecc.errors.uncorrected.aggregate.sram.thresholdExceeded",

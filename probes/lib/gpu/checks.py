@@ -223,11 +223,11 @@ def clock_limits(look: Look) -> None:
             against=default, source="the card's default", action="if it is not meant: nvidia-smi -i %s -rac" % _bus(look),
         )  # fmt: skip
     now, highest = look.number("clock_sm_mhz"), look.number("clock_sm_max_mhz")
-    bits = look.case.reading.clock_reasons
-    held = isinstance(bits, int) and bits & REASON_BITS["applications_clocks_setting"]
-    if held and look.case.loaded and now is not None and highest is not None and now < highest:
-        if look.judgements:
-            return
+    if look.judgements or now is None or highest is None or now >= highest:
+        return
+    bits = look.number("clock_reasons")
+    held = bits is not None and int(bits) & REASON_BITS["applications_clocks_setting"]
+    if held and look.number("utilization_pct") is not None and look.case.loaded:
         look.say(
             "degraded", "clocks-locked", "it works at %.0f of %.0f MHz because its clocks are set so" % (now, highest), value=now,
             unit="MHz", against=highest, source="its highest clock", action="if it is not meant: nvidia-smi -i %s -rgc" % _bus(look),
@@ -256,7 +256,10 @@ def pcie_gen(look: Look) -> None:
             evidence=("the slot can do gen %s" % host,) if not isinstance(host, Missing) else (),
             action="check the slot's setting in the BIOS, riser and cable, or move the card",
         )  # fmt: skip
-    if now is not None and possible is not None and now < possible and look.case.loaded:
+    if now is None or possible is None or now >= possible:
+        return
+    # Where nobody knows whether it is at work, nobody knows whether a slow link is a fault.
+    if look.number("utilization_pct") is not None and look.case.loaded:
         look.say(
             "degraded", "pcie-gen", "under load its link runs at PCIe gen %.0f of %.0f" % (now, possible), value=now, unit="PCIe gen",
             against=possible, source="what card and slot can do",

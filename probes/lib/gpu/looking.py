@@ -115,13 +115,19 @@ class Case:
             return True
         if (self.mig and name in NOT_UNDER_MIG) or (name.startswith("ecc_") and self.reading.ecc_enabled is False):
             return False
-        if any(_has(sibling, name) and sibling.mig_enabled == self.reading.mig_enabled for sibling in self.siblings):
+        if any(_has(sibling, name) and not _cut_otherwise(sibling, self.reading) for sibling in self.siblings):
             return True
         if any(name in family and any(_has(self.reading, other) for other in family) for family in FAMILIES):
             return True
         since = ALWAYS_SINCE.get(name, 0)
         # Without the driver's version nobody knows whether it should say it.
         return since > 0 and not self.vgpu and not self.around.wsl and (major is None or major >= since)
+
+
+def _cut_otherwise(first: GpuReading, second: GpuReading) -> bool:
+    """Whether one of them is cut up (MIG) and the other is not: then they report different things."""
+    modes = {mode for mode in (first.mig_enabled, second.mig_enabled) if not isinstance(mode, Missing)}
+    return len(modes) == 2
 
 
 def _has(reading: GpuReading, name: str) -> bool:

@@ -36,11 +36,10 @@ def siblings(look: Look) -> None:
     if not look.case.siblings:
         return
     for name, unit, threshold, words, action in _LOWER:
-        value = getattr(look.case.reading, name)
+        value = look.number(name)
         others = [other for other in (getattr(sibling, name) for sibling in look.case.siblings) if not isinstance(other, Missing)]
-        if isinstance(value, Missing) or not others:
+        if value is None or not others:
             continue
-        look.measured()
         usual = median(others)
         tolerated = 0.0 if threshold is None else look.case.thresholds[threshold].value / 100.0
         if value < usual * (1.0 - tolerated):
@@ -59,40 +58,40 @@ def siblings(look: Look) -> None:
 
 def _words(look: Look) -> None:
     for name, words, action in (*_ALIKE, *_FLAGS):
-        value = getattr(look.case.reading, name)
+        value = look.flag(name) if name.endswith("_enabled") else look.word(name)
         others = [other for other in (getattr(sibling, name) for sibling in look.case.siblings) if not isinstance(other, Missing)]
-        if isinstance(value, Missing) or not others:
+        if value is None or not others:
             continue
-        look.measured()
         if len(others) > 1 and len(set(others)) == 1 and value != others[0]:
-            shown = {True: "on", False: "off"}
             look.say(
                 "degraded", "sibling-" + name.replace("_version", "").replace("_enabled", "").replace("_", "-"),
-                "its %s is %s, that of all its siblings %s" % (words, shown.get(value, value), shown.get(others[0], others[0])),
+                "its %s is %s, that of all its siblings %s" % (words, _shown(value), _shown(others[0])),
                 value=value, against=others[0], source="%d siblings" % len(others), action=action,
             )  # fmt: skip
 
 
+def _shown(value: object) -> object:
+    return ("on" if value else "off") if isinstance(value, bool) else value
+
+
 def _heat(look: Look) -> None:
     """Hotter than the others although it does no more than they do."""
-    reading = look.case.reading
-    load = reading.utilization_pct
+    load, temperature = look.number("utilization_pct"), look.number("temperature_c")
     peers = [
         sibling.temperature_c
         for sibling in look.case.siblings
         if not isinstance(sibling.temperature_c, Missing)
         and not isinstance(sibling.utilization_pct, Missing)
-        and not isinstance(load, Missing)
+        and load is not None
         and abs(sibling.utilization_pct - load) <= 20
     ]
-    if isinstance(reading.temperature_c, Missing) or len(peers) < 2:
+    if temperature is None or len(peers) < 2:
         return
-    look.measured()
     limit = look.case.thresholds["gpu.idle_temperature_above_siblings_c"].value
-    above = reading.temperature_c - median(peers)
+    above = temperature - median(peers)
     if above > limit:
         look.say(
             "degraded", "sibling-temperature", "it is %.0f C hotter than its siblings under the same load" % above, value=above,
             threshold="gpu.idle_temperature_above_siblings_c", evidence=("%.0f C, median of %d siblings %.0f C"
-            % (reading.temperature_c, len(peers), median(peers)),), action="look at its fan, its filter and the air around it",
+            % (temperature, len(peers), median(peers)),), action="look at its fan, its filter and the air around it",
         )  # fmt: skip
