@@ -27,6 +27,8 @@ WAYS = {
 """What NCCL's ways are called here."""
 _MATRIX = 20
 """Devices up to which the matrix fits a terminal."""
+_NAME = 30
+"""Columns for a GPU's model."""
 _STYLE = {"NV": "green", "PIX": "green", "PXB": "cyan", "PHB": "yellow", "NODE": "yellow", "SYS": "red"}
 
 
@@ -97,7 +99,7 @@ def cells(result: Any) -> dict[tuple[str, str], Any]:
 def _gpus(result: Any) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="dim")
     for name in ("gpu", "status", "bus id", "pcie now", "at most", "NUMA", "near", "name"):
-        table.add_column(name, no_wrap=True, overflow="ellipsis")
+        table.add_column(name, no_wrap=True, overflow="ellipsis", max_width=_NAME if name == "name" else None)
     for gpu in result.gpus:
         near = f"{', '.join(gpu.nearest_nics)} {gpu.nic_link}" if gpu.nearest_nics else "-"
         idle = " idle" if gpu.idle else ""
@@ -109,7 +111,7 @@ def _gpus(result: Any) -> Table:
             lanes(gpu.pcie_gen_max, gpu.pcie_width_max),
             "-" if gpu.numa_node is None else str(gpu.numa_node),
             safe(near, limit=24),
-            safe(gpu.name or "-", limit=40),
+            safe((gpu.name or "-").removeprefix("NVIDIA ")),
         )
     return table
 

@@ -123,20 +123,18 @@ def _siblings(facts: Facts) -> Iterator[Judgement]:
     for name in sorted({gpu.name for gpu in facts.gpus if gpu.name}):
         same = [(gpu, facts.tree.devices.get(gpu.bus_id)) for gpu in facts.gpus if gpu.name == name]
         for what, words, unit in (
-            ("width", "lanes of its PCIe link", "lanes"),
-            ("speed_max_gts", "the speed that its PCIe link could have", "GT/s"),
+            ("width_max", "its slot gives it fewer lanes than its siblings have", "lanes"),
+            ("speed_max_gts", "its slot is slower than those of its siblings", "GT/s"),
         ):
-            values = {
-                gpu.bus_id: value for gpu, device in same if device is not None
-                for value in (at_best(facts, device, what) if what == "speed_max_gts" else getattr(device, what),) if isinstance(value, (int, float))
-            }  # fmt: skip
+            best = {gpu.bus_id: at_best(facts, device, what) for gpu, device in same if device is not None}
+            values = {bus_id: value for bus_id, value in best.items() if value is not None}
             usual = Counter(values.values()).most_common(1)
             if len(values) < 3 or not usual or usual[0][1] * 2 <= len(values):
                 continue
             for gpu, _ in same:
                 if gpu.bus_id in values and values[gpu.bus_id] < usual[0][0]:
                     yield Judgement(
-                        "degraded", "sibling-outlier", "%s: less than its siblings have" % words, subject=gpu.subject,
+                        "degraded", "sibling-outlier", words, subject=gpu.subject,
                         value=values[gpu.bus_id], unit=unit, threshold=usual[0][0], threshold_source=SIBLINGS,
                         action="is it in another kind of slot? move it, or check riser and BIOS",
                     )  # fmt: skip
