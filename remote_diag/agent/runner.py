@@ -146,12 +146,25 @@ def _run(directory: str, request: dict[str, Any], until: float, channel: Channel
         message = "the probe called sys.exit(%s) instead of returning a result" % _status(ended)
         raise Failure(NO_RESULT, message, "return a Result; context.skip() and context.unfit() end early") from ended
     except MemoryError as error:
+        _free(error)
         message = "the probe ran out of memory (%s)" % last_line(error)
         raise Failure(PROBE_ERROR, message, None, _frames(error, path)) from error
     except KeyboardInterrupt as error:
         raise Failure(PROBE_ERROR, "the probe was interrupted (SIGINT)", None, _frames(error, path)) from error
     except BaseException as error:
         raise Failure(PROBE_ERROR, "the probe raised " + _brief(error), None, _frames(error, path)) from error
+
+
+def _free(error: BaseException) -> None:
+    """Let go of what the frames of ``error`` hold: there is no memory to tell of it otherwise."""
+    link = error.__traceback__
+    while link is not None:
+        try:  # noqa: SIM105 - contextlib would be one more import
+            link.tb_frame.clear()
+        except RuntimeError:
+            # It still runs: one of ours.
+            pass
+        link = link.tb_next
 
 
 def load(path: str) -> ModuleType:
