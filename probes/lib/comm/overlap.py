@@ -34,19 +34,32 @@ class Events:
     def __init__(self) -> None:
         self._pending: list[Event] = []
         self._runs: list[Run] = []
-        self.count = 0
-        self.first = float("inf")
-        """The earliest start."""
-        self.last = float("-inf")
-        """The latest end."""
+        self._sorted = 0
+        self._first = float("inf")
+        self._last = float("-inf")
+
+    @property
+    def count(self) -> int:
+        """How many were added."""
+        return self._sorted + len(self._pending)
+
+    @property
+    def first(self) -> float:
+        """The earliest start; infinite without any."""
+        self._flush()
+        return self._first
+
+    @property
+    def last(self) -> float:
+        """The latest end; minus infinite without any."""
+        self._flush()
+        return self._last
 
     def add(self, start: float, end: float, key: int) -> None:
         """Add one; ``end`` is not before ``start``."""
-        self._pending.append((start, end, key))
-        self.count += 1
-        self.first = min(self.first, start)
-        self.last = max(self.last, end)
-        if len(self._pending) >= RUN:
+        pending = self._pending
+        pending.append((start, end, key))
+        if len(pending) >= RUN:
             self._flush()
 
     def _flush(self) -> None:
@@ -54,6 +67,9 @@ class Events:
             self._pending.sort()
             starts, ends, keys = zip(*self._pending)
             self._runs.append((array("d", starts), array("d", ends), array("i", keys)))
+            self._sorted += len(starts)
+            self._first = min(self._first, starts[0])
+            self._last = max(self._last, *ends)
             self._pending = []
 
     def drain(self) -> Iterator[Event]:
@@ -180,7 +196,9 @@ class Share:
 
     def add(self, start: float, end: float, hiding: Union) -> None:
         """Add a part; ``hiding`` is what it may hide behind."""
-        start = max(start, self._end)
+        # Several times faster than max(), in the innermost loop.
+        if start < self._end:  # noqa: PLR1730
+            start = self._end
         if end > start:
             self.total += end - start
             self.exposed += end - start - hiding.covered(start, end)
