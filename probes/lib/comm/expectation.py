@@ -39,6 +39,7 @@ class Conditions:
     """As the driver tells it; None where not known, or where GPUs differ."""
     ranks: int | None
     nodes: int | None
+    """Hosts; None where not known."""
     collective: str | None
     nvls: bool | None = None
     """False when NVLS was switched off, or another algorithm forced."""
@@ -178,7 +179,7 @@ def _fits(row: Reference, conditions: Conditions) -> bool:
     same = row.gpu == (reference.family(name) or name) and row.gpus == conditions.ranks
     without_nvls = row.settings == "NCCL_NVLS_ENABLE=0"
     right = row.algorithm != "nvls" if conditions.nvls is False else not without_nvls
-    return same and right and row.collective == conditions.collective and row.nodes == (conditions.nodes or 1)
+    return same and right and row.collective == conditions.collective and conditions.nodes in {None, row.nodes}
 
 
 def _published(rows: Sequence[Reference], size: int) -> Expected | None:

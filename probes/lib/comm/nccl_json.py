@@ -63,17 +63,24 @@ def read(text: str) -> Log:
 
 def _whole(text: str) -> dict[str, Any]:
     try:
-        found = json.loads(text, parse_constant=str)
+        found = json.loads(text, parse_constant=str, object_pairs_hook=_once)
     except ValueError:
-        found = json.loads(_BARE.sub(r'\1"\2"', text), parse_constant=str)
+        found = json.loads(_BARE.sub(r'\1"\2"', text), parse_constant=str, object_pairs_hook=_once)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
     return found if isinstance(found, dict) else {}
 
 
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("it says something twice")
+    return found
+
+
 def _parts(text: str) -> dict[str, Any]:
     """Return what can be read of an object that ends too early: its fields, and results until the first broken one."""
-    decoder = json.JSONDecoder(parse_constant=str)
+    decoder = json.JSONDecoder(parse_constant=str, object_pairs_hook=_once)
     text = _BARE.sub(r'\1"\2"', text)
     found: dict[str, Any] = {}
     for name in ("version", "env", "nccl_version", "config", "args", "errors"):

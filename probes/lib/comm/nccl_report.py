@@ -99,12 +99,10 @@ def report(log: Log, said: Said, readings: Sequence[Reading], given: Given) -> t
     findings += _contents(readings, correctness)
     findings += _whole(log, readings, said, complete=complete, damaged=damaged)
     peak, held = None, None
-    if len(readings) > 1 and all(reading.ranks == 1 for reading in readings):
+    apart = len(readings) > 1 and all(reading.ranks == 1 for reading in readings)
+    if apart:
         findings.append(_one_rank(f"there are {len(readings)} runs of one rank each"))
-        readings_to_judge: Sequence[Reading] = ()
-    else:
-        readings_to_judge = readings
-    for reading in readings_to_judge:
+    for reading in () if apart else readings:
         judged, best, against = _speed(reading, settings, said, given)
         findings += judged
         if peak is None:
@@ -115,7 +113,7 @@ def report(log: Log, said: Said, readings: Sequence[Reading], given: Given) -> t
         rows=[row for reading in readings for row in _rows(reading)],
         complete=complete,
         correctness=correctness,
-        ranks=first.ranks if first is not None else None,
+        ranks=first.ranks if first is not None else said.ranks,
         damaged_rows=damaged,
         peak_busbw_gbs=None if peak is None else peak[1],
         peak_size_bytes=None if peak is None else peak[0],
@@ -284,9 +282,9 @@ def _speed(
     if reading.ranks == 1:
         return [_one_rank()], None, None
     names = [given.gpu] if given.gpu else [device.name for device in reading.table.devices]
-    known = verdict.conditions(
-        names, ranks=reading.ranks, nodes=reading.hosts or 1, collective=reading.collective, settings=settings
-    )
+    # Nobody has more than eight GPUs in a host without saying so.
+    hosts = reading.hosts or (1 if reading.ranks is not None and reading.ranks <= 8 else None)
+    known = verdict.conditions(names, ranks=reading.ranks, nodes=hosts, collective=reading.collective, settings=settings)
     points = [(line.size_bytes, reading.busbw_gbs(line, side)) for line in reading.lines for side in line.sides]
     times = [(line.size_bytes, min(side.time_us.value for side in line.sides)) for line in reading.lines]
     found, best, held = verdict.of_peak(

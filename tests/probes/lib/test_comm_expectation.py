@@ -103,6 +103,7 @@ def test_a_table_of_ones_own_that_is_wrong(line: str, wrong: str) -> None:
         (on("NVIDIA GeForce RTX 4090"), 1 * GB, 25.2, "physics"),
         (on("NVIDIA GeForce RTX 4090", pcie_gen=4, pcie_width=8), 1 * GB, 12.6, "physics"),
         (on("NVIDIA H100 NVL", 2), 16 * GB, 208.0, "floor"),
+        (on(H100, 16, nodes=None), 16 * GB, 471.0, "published"),
     ],
 )  # fmt: skip
 def test_expectations(known: Conditions, size: int, busbw: float, kind: str) -> None:
@@ -125,7 +126,7 @@ def test_between_two_sizes() -> None:
 @pytest.mark.parametrize(
     ("known", "size"),
     [
-        (on(None), GB), (on("Tesla T4"), GB), (on(H200, None), GB), (on(H200, 1), GB), (on(H200, 16, nodes=2), GB),
+        (on(None), GB), (on("Tesla T4"), GB), (on(H200, None), GB), (on(H200, 1), GB), (on(H200, 16, nodes=2), GB), (on(H100, 4, nodes=None), GB),
         (on(H200, collective=None), GB), (on(H200, collective="alltoall"), GB), (on(RTX, 2), 4 * MB), (on(H100, 3), 16 * MB),
     ],
 )  # fmt: skip

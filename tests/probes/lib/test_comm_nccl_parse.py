@@ -303,6 +303,13 @@ def test_json_that_ends_too_early() -> None:
     assert seen == {0, 2, 4, 6}
 
 
+def test_json_that_says_something_twice() -> None:
+    twice = nccl_output.json_text(RUN.but(wrong=3)).replace('"nwrong": 3.0', '"nwrong": 3.0, "nwrong": 0.0')
+    parsed = parse(re.sub(r'"out_of_bounds": \{[^}]*\}', '"out_of_bounds": {"count": 0, "okay": "true"}', twice))
+    assert parsed.result.damaged_rows >= 1
+    assert (parsed.result.correctness, parsed.result.complete) == ("not_checked", False)
+
+
 def test_json_without_mpi_lists_one_device() -> None:
     document = nccl_output.document(RUN)
     del document["config"]["devices"][1:]
