@@ -25,6 +25,7 @@ NO_JOB = "no-job"
 """Outcome: there is no job of that name."""
 DEFAULT_LEASE = 30.0
 _CHUNK = 1 << 16
+_PULSE = 1.0
 
 
 class Gone(Exception):
@@ -72,6 +73,7 @@ class Peer:
         self._heard = monotonic()
         self._frames: list[Frame] = []
         self._gone: Gone | None = None
+        self._pulsed = 0.0
         self._feed(b"")
 
     def put(self, kind: str, fields: dict[str, Any]) -> None:
@@ -97,6 +99,15 @@ class Peer:
             ready = self._poll(min(until, self._heard + self._lease) - now, others)
             if any(descriptor in others for descriptor in ready) or (monotonic() >= until and not self._frames):
                 return None
+
+    def pulse(self) -> None:
+        """Answer the client, every second at most; for whoever works long without waiting. Raises Gone."""
+        now = monotonic()
+        if now >= self._pulsed + _PULSE:
+            self._pulsed = now
+            frame = self.next(0.0)
+            if frame is not None:
+                self._frames.insert(0, frame)
 
     def _poll(self, wait: float, others: tuple[int, ...]) -> list[int]:
         poller = select.poll()
@@ -213,5 +224,5 @@ def _do(fields: dict[str, Any], peer: Peer, bundle: str, cache: str, umask: int)
     if name == "clean":
         from .jobs.clean import clean
 
-        return clean(fields, bundle, cache)
+        return clean(fields, peer, bundle, cache)
     raise Failure(ENVIRONMENT, "this agent cannot %s; the client is of another release" % ascii(name)[:60])

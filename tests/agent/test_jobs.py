@@ -17,6 +17,8 @@ from typing import Any
 import pytest
 
 from remote_diag.agent.jobs import record
+from remote_diag.agent.jobs.files import JobFiles
+from remote_diag.agent.jobs.request import SentFile
 from tests.agent.conftest import alive, wait_until
 from tests.agent.test_interpreters import NEW
 from tests.support.agent_driver import AgentDriver, lay_out_bundle
@@ -150,6 +152,31 @@ def test_a_file_that_arrives_damaged_starts_nothing(host: JobHost) -> None:
             finish(driver)
     assert host.jobs() == []
     assert os.listdir(host.cache / "blobs") == []
+
+
+class CountingPeer:
+    """Stands for a client; counts how often it could have been answered."""
+
+    def __init__(self) -> None:
+        self.pulses = 0
+
+    def pulse(self) -> None:
+        self.pulses += 1
+
+
+def test_the_client_is_answered_while_large_files_are_looked_at_and_copied(tmp_path: Path) -> None:
+    content = os.urandom(5 << 20)
+    name = hashlib.sha256(content).hexdigest()
+    (tmp_path / "blobs").mkdir()
+    (tmp_path / "blobs" / name).write_bytes(content)
+    peer = CountingPeer()
+    files = JobFiles(str(tmp_path), [SentFile("a", name, len(content), 0o600)], peer)  # type: ignore[arg-type]
+    assert files.receive_missing() == 0
+    looked_at = peer.pulses
+    assert looked_at >= 5
+    files.place(str(tmp_path / "files"))
+    assert peer.pulses >= looked_at + 5
+    assert (tmp_path / "files" / "a").read_bytes() == content
 
 
 def test_what_came_of_a_file_is_kept_for_the_next_launch_whatever_it_is(host: JobHost) -> None:

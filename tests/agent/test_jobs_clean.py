@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +11,9 @@ from typing import Any
 
 import pytest
 
+from remote_diag.agent.jobs.clean import clean as clean_here
 from remote_diag.agent.jobs.remove import remove_tree
+from remote_diag.agent.operations import Gone
 from tests.support.agent_driver import lay_out_bundle
 from tests.support.job_host import Ended, JobHost
 
@@ -45,6 +48,42 @@ def test_finished_jobs_go_and_running_ones_stay(host: JobHost) -> None:
     assert not host.directory("done.v1").exists()
     assert host.job("busy.v1")["state"] == "running"
     assert host.stop("busy.v1")["state"] == "stopped"
+
+
+class Peer:
+    """A client that goes away after so many signs of life."""
+
+    def __init__(self, stays: int) -> None:
+        self.stays = stays
+        self.pulses = 0
+
+    def pulse(self) -> None:
+        self.pulses += 1
+        if self.pulses > self.stays:
+            raise Gone("cancelled", "the client went away")
+
+
+@pytest.mark.parametrize("stays", [0, 1000])
+def test_the_client_hears_that_it_goes_on_and_need_not_stay(host: JobHost, stays: int) -> None:
+    host.launch(["/bin/true"], files={f"file{number}": b"x" for number in range(20)})
+    host.wait_for("job.v1", "exited")
+    peer = Peer(stays)
+    answer = clean_here({"older_than_s": 0, "dry_run": False}, peer, str(host.bundle), str(host.cache))  # type: ignore[arg-type]
+    assert removed(answer, "job") == ["job.v1"]
+    assert peer.pulses > 20
+
+
+def test_folders_in_folders_without_end_are_a_problem_and_no_crash(tmp_path: Path) -> None:
+    (tmp_path / "outer").mkdir()
+    inner = os.open(tmp_path / "outer", os.O_RDONLY)
+    for _ in range(1100):
+        os.mkdir("d", dir_fd=inner)
+        deeper = os.open("d", os.O_RDONLY, dir_fd=inner)
+        os.close(inner)
+        inner = deeper
+    os.close(inner)
+    assert remove_tree(str(tmp_path / "outer")).problems
+    subprocess.run(["rm", "-rf", *tmp_path.glob(".gone-*")], check=True)
 
 
 def test_what_is_too_young_stays(host: JobHost) -> None:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import os
 import stat
+from contextlib import suppress
 from time import time
 
 from ..layout import BLOBS, JOB_NUMBERS, JOBS, LAUNCHES, RUNS
-from ..operations import Failure
+from ..operations import Failure, Gone
 from ..processes import all_processes
 from ..protocol import ENVIRONMENT
 from ..request import is_sha256
@@ -22,18 +23,28 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Callable
 
+    from ..operations import Peer
+
 _FINISHED = (*record.FINAL, record.LOST)
 _HEX = frozenset("0123456789abcdef")
 _STALE = 86400.0
 """Seconds after which what a launch or an installation left half done counts as abandoned."""
 
 
-def clean(fields: dict[str, Any], bundle: str, cache: str) -> dict[str, Any]:
-    """Remove what is older than ``older_than_s``; return what was, or with ``dry_run`` would be, removed."""
+def clean(fields: dict[str, Any], peer: Peer, bundle: str, cache: str) -> dict[str, Any]:
+    """Remove what is older than ``older_than_s``; return what was, or with ``dry_run`` would be, removed.
+
+    The client hears that this goes on; when it goes away, what was begun is done all the same.
+    """
     age, dry_run = fields.get("older_than_s"), fields.get("dry_run")
     if not isinstance(age, (int, float)) or isinstance(age, bool) or age < 0 or not isinstance(dry_run, bool):
         raise Failure(ENVIRONMENT, "the request needs 'older_than_s' and 'dry_run'")
-    cleaning = _Cleaning(cache, os.path.basename(bundle), time() - age, dry_run=dry_run)
+
+    def pulse() -> None:
+        with suppress(Gone):
+            peer.pulse()
+
+    cleaning = _Cleaning(cache, os.path.basename(bundle), time() - age, pulse, dry_run=dry_run)
     cleaning.jobs()
     cleaning.bundles()
     cleaning.blobs()
@@ -48,12 +59,12 @@ def clean(fields: dict[str, Any], bundle: str, cache: str) -> dict[str, Any]:
 
 
 class _Cleaning:
-    def __init__(self, cache: str, bundle: str, before: float, *, dry_run: bool) -> None:
+    def __init__(self, cache: str, bundle: str, before: float, pulse: Callable[[], None], *, dry_run: bool) -> None:
         self._cache = cache
         self._bundle = bundle
         self._before = before
         self._dry_run = dry_run
-        self.removal = Removal()
+        self.removal = Removal(pulse)
         self.removed: list[dict[str, str]] = []
         self.kept: list[dict[str, str]] = []
         self._jobs: list[record.Job] = []

@@ -121,7 +121,7 @@ class JobFiles:
                 for piece in iter(lambda: stream.read(_PIECE), b""):
                     digest.update(piece)
                     # Large files on a slow disk take longer than a client waits for a sign of life.
-                    self._peer.next(0.0)
+                    self._peer.pulse()
             # Somebody uses it: `clean` looks at this time.
             os.utime(path)
         except OSError:
@@ -173,7 +173,7 @@ class JobFiles:
             try:
                 for piece in iter(lambda: source.read(_PIECE), b""):
                     write_all(descriptor, piece)
-                    self._peer.next(0.0)
+                    self._peer.pulse()
                 os.fchmod(descriptor, one.mode | 0o400)
             finally:
                 os.close(descriptor)
@@ -210,7 +210,7 @@ class _Incoming:
         for piece in iter(lambda: os.read(self._descriptor, _PIECE), b""):
             self._digest.update(piece)
             self.size += len(piece)
-            peer.next(0.0)
+            peer.pulse()
         if self.size >= expected:
             self.begin_anew()
 

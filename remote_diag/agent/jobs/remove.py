@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import os
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Callable
+
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class Removal:
     """What was removed, and what could not be.
 
+    Args:
+        pulse: called for each file, so that whoever waits is told that this goes on.
+
     Attributes:
         bytes: how much room it took.
         problems: what stays, and why.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, pulse: Callable[[], None] = lambda: None) -> None:
+        self.pulse = pulse
         self.bytes = 0
         self.problems: list[str] = []
 
@@ -66,6 +74,8 @@ def remove_entry(outer: int, name: str, removal: Removal, *, dry_run: bool = Fal
         _remove(outer, name, device, removal, dry_run=dry_run)
     except OSError as error:
         removal.problems.append("%s: %s" % (name, error.strerror))
+    except RecursionError:
+        removal.problems.append("%s: holds too many folders inside each other" % name)
 
 
 def _remove(outer: int, name: str, device: int, removal: Removal, *, dry_run: bool) -> None:
@@ -83,6 +93,7 @@ def _remove(outer: int, name: str, device: int, removal: Removal, *, dry_run: bo
         with os.scandir(folder) as entries:
             found = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
         for inner, is_folder in found:
+            removal.pulse()
             try:
                 if is_folder:
                     _remove(folder, inner, device, removal, dry_run=dry_run)
