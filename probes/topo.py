@@ -497,6 +497,8 @@ def _unread(facts: Facts) -> tuple[str, ...]:
         reasons.append("lspci: %s" % facts.lspci_reason)
     if facts.tree is not None and facts.tree.reason is not None:
         reasons.append("PCIe tree: %s" % facts.tree.reason.text)
+    if facts.tree is not None and facts.tree.damaged:
+        reasons.append("PCIe tree: %s" % ", ".join(facts.tree.damaged[:8]))
     if facts.log is not None and facts.log.state != "read":
         reasons.append("kernel log: %s" % facts.log.reason)
     if facts.matrix is not None:

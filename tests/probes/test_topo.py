@@ -319,6 +319,23 @@ def test_a_card_that_is_gone_from_the_bus(box: GpuHost, look: Callable[..., Ran]
     assert (finding.level, (finding.subject or "").split()[:3]) == ("fail", ["gpu", "4", BUS[4]])
 
 
+def test_a_card_whose_files_cannot_be_read(box: GpuHost, look: Callable[..., Ran]) -> None:
+    (box.places[BUS[4]] / "class").unlink()
+    ran = look(box, p2p_level="SYS")
+    assert (ran.one("bus-unknown").level, ran.result.gpus[4].status) == ("unknown", "unknown")
+    assert ran.result.gpus[4].missing["pcie_width"].reason == "not-reported"
+    box.smi.program("lspci", "exit 1")
+    assert look(box, p2p_level="SYS").one("gpu-not-on-bus").level == "unknown"
+
+
+def test_a_bus_that_cannot_be_read(box: GpuHost, look: Callable[..., Ran]) -> None:
+    shutil.rmtree(box.root / "sys/bus")
+    ran = look(box, p2p_level="SYS")
+    assert ran.one("bus-unknown").level == "unknown"
+    assert ran.status == "unknown"
+    assert all(gpu.pcie_width is None and gpu.missing["pcie_width"].text for gpu in ran.result.gpus)
+
+
 def test_a_card_that_answers_with_ones(box: GpuHost, look: Callable[..., Ran]) -> None:
     box.lspci(lost=[BUS[6]])
     ran = look(box)

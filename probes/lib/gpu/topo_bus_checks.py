@@ -29,9 +29,25 @@ def judge(facts: Facts, found: Sequence[Pair]) -> list[Judgement]:
     """Return the findings about the bus of a host that was looked at."""
     direct = any(pair.way.transport == "p2p" or not (pair.link or "").startswith("NV") for pair in found)
     return [
-        *_widths(facts), *_speeds(facts), *_siblings(facts), *_numa(facts), *_acs(facts, direct), *_iommu(facts, found),
+        *_unseen(facts), *_widths(facts), *_speeds(facts), *_siblings(facts), *_numa(facts), *_acs(facts, direct), *_iommu(facts, found),
         *_bar1(facts, found),
     ]  # fmt: skip
+
+
+def _unseen(facts: Facts) -> Iterator[Judgement]:
+    """Say which GPUs have links that nobody could look at."""
+    if facts.tree is None or facts.wsl:
+        return
+    if facts.tree.reason is not None:
+        if facts.gpus:
+            yield Judgement(
+                "unknown", "bus-unknown", "the PCIe tree cannot be read: links, bridges and NUMA nodes are not known",
+                evidence=(facts.tree.reason.text,), action="look from outside of the container, or hand /sys in",
+            )  # fmt: skip
+        return
+    for gpu in facts.gpus:
+        if gpu.bus_id not in facts.tree.devices and gpu.lost is None and "pci" in gpu.sources:
+            yield Judgement("unknown", "bus-unknown", "its PCIe link cannot be looked at", subject=gpu.subject, action="lspci -vvv")
 
 
 def _links(facts: Facts) -> Iterator[tuple[str, pci.Device, pci.Device | None, Gpu]]:

@@ -80,10 +80,11 @@ def _inventory(facts: Facts) -> Iterator[Judgement]:
                 action="look for it in the kernel log; lost: power-cycle; another driver (vfio-pci) holds it: unbind it",
             )  # fmt: skip
         elif facts.tree is not None and facts.tree.reason is None and "pci" not in gpu.sources:
-            level = "unknown" if facts.virtual or facts.wsl else "fail"
+            hidden = facts.virtual or facts.wsl or gpu.bus_id in facts.tree.damaged
+            level = "unknown" if hidden else "fail"
             yield Judgement(
                 level, "gpu-not-on-bus", "nvidia-smi lists it, and it is not on the PCI bus", subject=gpu.subject,
-                action="it fell off the bus: power-cycle the host" if level == "fail" else "look at the host of this virtual machine",
+                action="it fell off the bus: power-cycle the host" if level == "fail" else "look at the host of this virtual machine, or again",
             )  # fmt: skip
 
 
