@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 _BARS = "▁▂▃▄▅▆▇█"
 _COURSE = 16
+ROUNDING = 1e-12
+"""Differences of this share are what rounding makes of the mean of a constant."""
 _SHOWN = 16
 _JUDGED = ("loss", "full_acc", "cond_acc", "acc", "acceptance_rate", "accept_length", "kl_div")
 
@@ -38,7 +40,8 @@ def sparkline(values: Sequence[float], width: int = _COURSE) -> str:
         means.append(sum(part) / len(part))
     low, high = min(means), max(means)
     span = high - low
-    if not math.isfinite(span) or span <= 0:
+    # What rounding makes of the mean of a constant is no course.
+    if not math.isfinite(span) or span <= ROUNDING * max(abs(low), abs(high)):
         return _BARS[3] * cells
     return "".join(_BARS[min(len(_BARS) - 1, int((mean - low) / span * len(_BARS)))] for mean in means)
 

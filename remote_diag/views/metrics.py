@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..text import safe
-from .loss_check import number, sparkline
+from .loss_check import ROUNDING, number, sparkline
 from .outcome import STYLES, findings
 
 if TYPE_CHECKING:
@@ -77,7 +77,8 @@ def chart(values: Sequence[float], width: int, height: int) -> list[str]:
     parts = [values[cell * len(values) // cells : (cell + 1) * len(values) // cells] for cell in range(cells)]
     means = [sum(part) / len(part) for part in parts]
     low, high = min(means), max(means)
-    span = high - low
+    # What rounding makes of the mean of a constant is no course.
+    span = high - low if high - low > ROUNDING * max(abs(low), abs(high)) else 0.0
     # The lowest column is one eighth high: something is there.
     levels = [1 + round((mean - low) / span * (height * _EIGHTHS - 1)) if span > 0 else height * 4 for mean in means]
     lines = []

@@ -70,7 +70,7 @@ def test_an_outcome_without_result() -> None:
 
 @pytest.mark.parametrize(
     ("values", "line"),
-    [([], ""), ([1.0], "▄"), ([2.0, 2.0], "▄▄"), ([0.0, 1.0], "▁█"), ([float(n) for n in range(8)], "▁▂▃▄▅▆▇█"), ([1e308, -1e308], "▄▄")],
+    [([], ""), ([1.0], "▄"), ([2.0, 2.0], "▄▄"), ([0.0, 1.0], "▁█"), ([float(n) for n in range(8)], "▁▂▃▄▅▆▇█"), ([1e308, -1e308], "▄▄"), ([0.1] * 50, "▄" * 16)],
 )
 def test_sparkline(values: list[float], line: str) -> None:
     assert sparkline(values) == line
