@@ -95,7 +95,7 @@ class File:
         status = os.fstat(self._descriptor)
         if not stat.S_ISREG(status.st_mode):
             os.close(self._descriptor)
-            raise Unreadable(path, "is %s, not a regular file" % kind_of(status.st_mode))
+            raise Unreadable(path, "is %s, not a regular file" % kind_of(status.st_mode), "give a file, or a folder with files")
         self.size = status.st_size
         """Bytes, when it was opened."""
         meter.files.append(path)

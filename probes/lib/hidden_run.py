@@ -115,9 +115,15 @@ class Gatherer:
             try:
                 with opened_sample(path, self.meter, self._context.run_dir, evidence.hidden) as sample:
                     mask = self._hold(sample, dataset, evidence)
+                    strange = _strange_tokens(sample, target)
+                    if strange is not None:
+                        sample.problems.append(strange)
                     evidence.samples.append(scan(sample, mask))
-                    pick(sample, mask, each, random, self._picked)
                     self._hold_against_dump(sample, dumps, evidence.hidden)
+                    if strange is not None:
+                        # What such tokens predict says nothing of the states.
+                        continue
+                    pick(sample, mask, each, random, self._picked)
                     if target is not None and not evidence.matches and evidence.match_problem is None:
                         self._match(sample, target, evidence)
             except (Unreadable, Damaged) as error:
@@ -243,3 +249,12 @@ class Gatherer:
             evidence.residual_problem = "The flags of the drafter cannot be tried: there is no torch on this host"
         else:
             evidence.residual = flags
+
+
+def _strange_tokens(sample: Sample, target: Target | None) -> str | None:
+    """Return what is wrong with tokens that the target does not have; None where there are none."""
+    if sample.ids is None or target is None:
+        return None
+    rows = target.head().rows
+    beyond = int(((sample.ids < 0) | (sample.ids >= rows)).sum())
+    return "%d of its tokens are none of the target's %d" % (beyond, rows) if beyond else None

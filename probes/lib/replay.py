@@ -102,7 +102,7 @@ def cut(sample: Sample, tokens: int, steps: int) -> Window | None:
     """Return a stretch of ``sample`` that begins shortly before what counts; None where nothing counts or it is too short.
 
     Raises:
-        Damaged: its tokens do not fit its states.
+        Damaged: its tokens do not fit its states, or these are not finite.
     """
     import numpy as np
 
@@ -117,10 +117,11 @@ def cut(sample: Sample, tokens: int, steps: int) -> Window | None:
     if end - begin < steps + 2:
         return None
     at = np.arange(begin - 1, end + 2)
-    final = sample.final
-    return Window(
-        sample.ids[begin : end + 1], mask[begin:end], [part.take(at) for part in sample.aux], None if final is None else final.take(at)
-    )
+    aux = [part.take(at) for part in sample.aux]
+    final = None if sample.final is None else sample.final.take(at)
+    if not all(np.isfinite(states).all() for states in (*aux, *(() if final is None else (final,)))):
+        raise Damaged(sample.path, "its hidden states hold NaN or infinities")
+    return Window(sample.ids[begin : end + 1], mask[begin:end], aux, final)
 
 
 class Stage:

@@ -149,6 +149,8 @@ def replay(context: Context, request: Request, device: str) -> Report:
         scene = _set(context, request, device, meter, stack)
         others = tuple(name for name in scene.mappings if name != "A")
         runs = _runs(context, request, scene.stage, scene.declared, flags=scene.flags, others=others)
+    if not all(math.isfinite(step.loss) and math.isfinite(step.divergence) for run in runs for step in run.steps):
+        raise Damaged(request.checkpoint, "makes NaN or infinities of these samples: look at its weights with rdiag drafter-check")
     order = sorted(range(len(runs)), key=lambda index: runs[index].score)
     report = Report(
         runs=tuple(runs),

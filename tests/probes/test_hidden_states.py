@@ -19,7 +19,7 @@ from remote_diag.testing import Leave, RecordingContext
 
 from ..support import checkpoints, tiny_files, tiny_stack
 from ..support.cli import rdiag
-from ..support.tiny_stack import AUX, LAYERS, H, Sample, Stack, reordered, shifted
+from ..support.tiny_stack import AUX, LAYERS, H, Sample, Stack, V, reordered, shifted
 
 Change = Callable[[Sample, int], Sample]
 
@@ -196,6 +196,15 @@ def test_6_tokens_that_do_not_fit_their_states(world: World) -> None:
     _, found = world.run(world.write("cut", change=lambda s, n: replace(s, ids=s.ids[:-1]) if n == 3 else s))
     assert found["tokens"].level == "fail"
     assert "47 tokens, but hidden states of 48" in found["tokens"].evidence[0]
+
+
+@pytest.mark.parametrize("change", [lambda ids: -1 - ids, lambda ids: ids + V])
+def test_6_tokens_that_the_target_does_not_have(world: World, change: Any) -> None:
+    _, found = world.run(world.write("strange", change=lambda s, _: replace(s, ids=change(s.ids))))
+    assert (found["tokens"].level, "none of the target's" in found["tokens"].evidence[0]) == ("fail", True)
+    # Nothing that depends on the tokens is said of the states.
+    assert {code for code, level in bad(found).items() if level in ("fail", "degraded")} == {"tokens"}
+    assert bad(found)["final-layer"] == bad(found)["shift"] == "unknown"
 
 
 def test_7_masks(world: World) -> None:

@@ -300,6 +300,20 @@ def test_parameters_that_cannot_be(wrong: dict[str, Any]) -> None:
         Params(**{"checkpoint": "c", "samples": ("s",), **wrong})
 
 
+def test_states_and_weights_that_are_not_finite(world: World) -> None:
+    def broken(sample: Sample) -> Sample:
+        aux = tuple(layer.copy() for layer in sample.aux)
+        aux[1][10] = np.nan
+        return replace(sample, aux=aux)
+
+    with pytest.raises(Leave, match="its hidden states hold NaN or infinities"):
+        world.run(world.write("not-finite", change=broken))
+    weight = {"layers.0.mlp.up_proj.weight": np.full((tiny_stack.INNER, tiny_stack.H), np.nan, np.float32)}
+    drafter = tiny_files.write_drafter(world.folder / "not-finite-drafter", world.stack.drafter, tensors=weight)
+    with pytest.raises(Leave, match="makes NaN or infinities of these samples"):
+        world.run(world.healthy, str(drafter))
+
+
 def test_the_command(world: World, tmp_path: Path) -> None:
     ran = rdiag("replay", world.drafter, world.healthy, "--target", world.target, "--mapping", world.b, home=tmp_path)
     assert ran.code == 0, ran.out + ran.err
