@@ -27,7 +27,7 @@ from .errors import (
 from .events import Event, Note, Progress
 from .host import Host
 from .logs import Data, Done, Found, Gone, JobState, LogConversation, Offer, Segment, rank_of, stream_suffix
-from .mirror import Busy, Copy, Mirror, Position, fingerprint, older_copies
+from .mirror import Busy, Copy, Mirror, Position, described, older_copies
 from .session import Session
 
 DIRECTORY = Path("rdiag-logs")
@@ -332,7 +332,7 @@ class Follower:
             stream = self._streams[offer.stream] = self._open(offer)
         if stream.begun or stream.copy.offset:
             stream.asked_for = stream.older[-RETIRED:]
-            return {"from": "copy", **_described(stream.copy), "older": [_described(one) for one in stream.asked_for]}
+            return {"from": "copy", **described(stream.copy), "older": [described(one) for one in stream.asked_for]}
         if self._wanted.start is not None:
             return {"from": self._wanted.start.kind, "count": self._wanted.start.count}
         if isinstance(stream.copy, Position) and self._wanted.show_last is not None:
@@ -496,8 +496,3 @@ class Follower:
 
     def _confused(self, what: str) -> ConnectionLost:
         return ConnectionLost(f"the agent's answer makes no sense: {what}", host=self.host.name, phase="run")
-
-
-def _described(copy: Copy) -> dict[str, Any]:
-    count, digest = fingerprint(copy)
-    return {"offset": copy.offset, "bytes": count, "sha256": digest}

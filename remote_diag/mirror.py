@@ -229,6 +229,12 @@ def fingerprint(copy: Copy) -> tuple[int, str]:
     return len(tail), hashlib.sha256(tail).hexdigest()
 
 
+def described(copy: Copy) -> dict[str, object]:
+    """Return what an agent needs to find the place where ``copy`` ends."""
+    count, digest = fingerprint(copy)
+    return {"offset": copy.offset, "bytes": count, "sha256": digest}
+
+
 def _open_locked(path: Path) -> int:
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
