@@ -314,7 +314,7 @@ def _answer(facts: Facts, params: Params, context: Context) -> Result:
 
 
 def _result(facts: Facts, params: Params, limit: Level, pairs: list[Joined], judgements: list[Judgement]) -> Result:
-    from probes.lib.gpu import topo_pairs
+    from probes.lib.gpu import topo_pairs, topo_reading
 
     matrix = facts.matrix
     hmm = facts.driver_params.get("nvidia_uvm.uvm_disable_hmm")
@@ -349,7 +349,7 @@ def _result(facts: Facts, params: Params, limit: Level, pairs: list[Joined], jud
         iommu_source=None if facts.iommu is None else facts.iommu.source,
         kernel_options=facts.options,
         uvm_hmm=None if hmm not in {"Y", "N"} else hmm == "N",
-        unread=_unread(facts),
+        unread=topo_reading.unread(facts),
     )  # fmt: skip
 
 
@@ -360,7 +360,7 @@ def _index(gpu: Found) -> int:
 
 
 def _gpu(facts: Facts, gpu: Found, judgements: list[Judgement]) -> Gpu:
-    from probes.lib.gpu import pci, topo_bus_checks
+    from probes.lib.gpu import pci, topo_bus_checks, topo_pairs, topo_reading
     from probes.lib.gpu.missing import Missing
 
     saved = facts.source == "saved"
@@ -397,17 +397,12 @@ def _gpu(facts: Facts, gpu: Found, judgements: list[Judgement]) -> Gpu:
             absent.setdefault(name, why)
         else:
             absent.pop(name, None)
-    nics, nic_link = _near(facts, gpu.label)
+    nics, nic_link = topo_pairs.nearest_nics(facts, gpu.label)
     return Gpu(
         index=gpu.index, status=_status(gpu, facts, judgements), listed_by=gpu.sources, driver=None if device is None else device.driver,
-        slot=_slot(facts, (gpu.bus_id,) if device is None else device.path),
+        slot=topo_reading.slot(facts, (gpu.bus_id,) if device is None else device.path),
         path=() if device is None else device.path[:-1], nearest_nics=nics, nic_link=nic_link, missing=absent, **values,
     )  # fmt: skip
-
-
-def _slot(facts: Facts, path: tuple[str, ...]) -> str | None:
-    told = (facts.devices[bus_id].slot for bus_id in reversed(path) if bus_id in facts.devices)
-    return next((slot for slot in told if slot is not None), None)
 
 
 def _status(gpu: Found, facts: Facts, judgements: list[Judgement]) -> str:
@@ -416,18 +411,6 @@ def _status(gpu: Found, facts: Facts, judgements: list[Judgement]) -> str:
     if gpu.index is None or (matrix is not None and any((gpu.label, name) not in matrix.links for name in matrix.devices if name != gpu.label)):
         levels.add("unknown")
     return next((level for level in ("fail", "degraded", "unknown") if level in levels), "ok")
-
-
-def _near(facts: Facts, label: str) -> tuple[tuple[str, ...], str | None]:
-    from probes.lib.gpu.topology import CLOSENESS
-
-    if facts.matrix is None:
-        return (), None
-    found = {nic: facts.matrix.links[label, nic].kind for nic in facts.matrix.nics if (label, nic) in facts.matrix.links}
-    if not found:
-        return (), None
-    best = min(found.values(), key=CLOSENESS.index)
-    return tuple(nic for nic, kind in found.items() if kind == best), best
 
 
 def _nics(facts: Facts) -> tuple[Nic, ...]:
@@ -484,25 +467,3 @@ def _bridges(facts: Facts) -> tuple[Bridge, ...]:
             )
         )
     return tuple(found)
-
-
-def _unread(facts: Facts) -> tuple[str, ...]:
-    reasons = []
-    if facts.smi_reason:
-        reasons.append("list of GPUs: %s" % facts.smi_reason)
-    if facts.matrix_reason:
-        reasons.append("link matrix: %s" % facts.matrix_reason)
-    reasons.extend("P2P %s: %s" % item for item in facts.peers_reason.items())
-    if facts.lspci_reason:
-        reasons.append("lspci: %s" % facts.lspci_reason)
-    if facts.tree is not None and facts.tree.reason is not None:
-        reasons.append("PCIe tree: %s" % facts.tree.reason.text)
-    if facts.tree is not None and facts.tree.damaged:
-        reasons.append("PCIe tree: %s" % ", ".join(facts.tree.damaged[:8]))
-    if facts.log is not None and facts.log.state != "read":
-        reasons.append("kernel log: %s" % facts.log.reason)
-    if facts.matrix is not None:
-        reasons.extend(facts.matrix.damaged[:20])
-    for peers in facts.peers.values():
-        reasons.extend(peers.damaged[:5])
-    return tuple(reason[:300] for reason in [*reasons, *facts.damaged[:20]])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from probes.lib.gpu import nccl_paths
-from probes.lib.gpu.topology import Link
+from probes.lib.gpu.topology import CLOSENESS, Link
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -95,3 +95,14 @@ def islands(facts: Facts, found: Sequence[Pair]) -> tuple[tuple[int, ...], ...]:
         left = [index for index in left if index not in group]
         groups.append(tuple(sorted(group)))
     return tuple(groups)
+
+
+def nearest_nics(facts: Facts, label: str) -> tuple[tuple[str, ...], str | None]:
+    """Return the NICs that are nearest to a device by the link matrix, and how they are joined to it."""
+    if facts.matrix is None:
+        return (), None
+    found = {nic: facts.matrix.links[label, nic].kind for nic in facts.matrix.nics if (label, nic) in facts.matrix.links}
+    if not found:
+        return (), None
+    best = min(found.values(), key=CLOSENESS.index)
+    return tuple(nic for nic, kind in found.items() if kind == best), best

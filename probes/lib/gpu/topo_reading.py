@@ -271,3 +271,32 @@ def _group_types(facts: Facts) -> dict[int, str]:
         if device is not None and not isinstance(device.iommu_group, Missing) and not isinstance(device.iommu_type, Missing):
             kinds[device.iommu_group] = device.iommu_type
     return kinds
+
+
+def slot(facts: Facts, path: tuple[str, ...]) -> str | None:
+    """Return the number of the slot that lspci tells for the lowest device of ``path``; None where it tells none."""
+    told = (facts.devices[bus_id].slot for bus_id in reversed(path) if bus_id in facts.devices)
+    return next((number for number in told if number is not None), None)
+
+
+def unread(facts: Facts) -> tuple[str, ...]:
+    """Return what could not be read, and why."""
+    reasons = []
+    if facts.smi_reason:
+        reasons.append("list of GPUs: %s" % facts.smi_reason)
+    if facts.matrix_reason:
+        reasons.append("link matrix: %s" % facts.matrix_reason)
+    reasons.extend("P2P %s: %s" % item for item in facts.peers_reason.items())
+    if facts.lspci_reason:
+        reasons.append("lspci: %s" % facts.lspci_reason)
+    if facts.tree is not None and facts.tree.reason is not None:
+        reasons.append("PCIe tree: %s" % facts.tree.reason.text)
+    if facts.tree is not None and facts.tree.damaged:
+        reasons.append("PCIe tree: %s" % ", ".join(facts.tree.damaged[:8]))
+    if facts.log is not None and facts.log.state != "read":
+        reasons.append("kernel log: %s" % facts.log.reason)
+    if facts.matrix is not None:
+        reasons.extend(facts.matrix.damaged[:20])
+    for peers in facts.peers.values():
+        reasons.extend(peers.damaged[:5])
+    return tuple(reason[:300] for reason in [*reasons, *facts.damaged[:20]])
