@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -356,3 +357,15 @@ def test_xids_are_pinned_to_their_card(make: Callable[..., FakeSmi], tmp_path: P
     assert judged.finding("xid-48").subject == f"gpu 3 0000:61:00.0 {smi.gpus[FAULTY]['uuid']}"
     assert judged.result.gpus[FAULTY].status == judged.finding("xid-48").level == "fail"
     assert sum(gpu.status == "ok" for gpu in judged.result.gpus) == 7
+
+
+def test_what_is_said_of_a_card_that_nobody_names_is_not_lost(make: Callable[..., FakeSmi], tmp_path: Path) -> None:
+    smi = make(h200())
+    smi.gpus.pop(FAULTY)
+    smi.write()
+    smi.program("nvidia-smi", '"${0%/*}/real" "$@"; case $1 in --query-gpu=index*) echo "GPU is lost.  Reboot the system to recover this GPU";; esac')
+    smi.program("real", f'exec {sys.executable} -I -S "${{0%/*}}/smi.py" "$@"')
+    judged = judge(tmp_path)
+    assert judged.finding("gpu-lost").level == "fail"
+    assert judged.status == "fail"
+    assert judged.result.usable_gpus == 7

@@ -119,8 +119,10 @@ def _in_proc(seen: Seen) -> list[Judgement]:
 def driver(seen: Seen) -> list[Judgement]:
     """Judge the driver as a whole: what its tools complain of, and whether its parts are of one version."""
     told = []
+    some_lost = any(not usable(reading) or _says(reading, "reset-required") for reading in seen.readings)
     for trouble in seen.troubles:
-        if trouble.scope == "gpu" and (trouble.bus_id is not None or len(seen.readings) > 0):
+        # What is said of one card stands in that card's own findings, if it is known which one it is.
+        if trouble.scope == "gpu" and (trouble.bus_id is not None or some_lost):
             continue
         if trouble.scope == "query" and trouble.code == "field-not-known":
             continue

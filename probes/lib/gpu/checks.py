@@ -68,7 +68,7 @@ def remap(look: Look) -> None:
     if look.flag("remap_pending"):
         look.say(
             "degraded", "remap-pending", "a row of its memory is to be replaced at the next reset", value=True,
-            evidence=("uncorrectable remaps so far: %s" % look.number("remap_uncorrectable"),), action=RESET % _bus(look),
+            evidence=("uncorrectable remaps so far: %s" % _shown(look, "remap_uncorrectable"),), action=RESET % _bus(look),
         )  # fmt: skip
     none = look.number("remap_banks_none")
     if none is not None and none > look.case.thresholds["gpu.remap_exhausted_banks"].value:
@@ -84,7 +84,7 @@ def pages(look: Look) -> None:
         look.say(
             "degraded", "page-retirement-pending", "pages of its memory are to be retired at the next reset", value=True,
             evidence=("retired so far: %s after single-bit, %s after double-bit errors"
-                      % (look.number("retired_single_bit"), look.number("retired_double_bit")),),
+                      % (_shown(look, "retired_single_bit"), _shown(look, "retired_double_bit")),),
             action=RESET % _bus(look),
         )  # fmt: skip
 
@@ -129,7 +129,7 @@ def thermal(look: Look) -> None:
     if margin is not None and margin <= limits["gpu.tlimit_margin_c"].value:
         look.say(
             "degraded", "at-thermal-limit", "it is as hot as it may get and slows down", value=margin, threshold="gpu.tlimit_margin_c",
-            evidence=("temperature: %s C" % temperature,), action="look at fans, filters and the air around it; compare with its neighbours",
+            evidence=("temperature: %s C" % _shown(look, "temperature_c"),), action="look at fans, filters and the air around it; compare with its neighbours",
         )  # fmt: skip
     elif margin is None and temperature is not None and temperature >= limits["gpu.temperature_c"].value:
         look.say(

@@ -218,7 +218,7 @@ class Look:
             limit = self.case.thresholds[threshold]
             against, source, unit = limit.value, limit.provenance, unit or limit.unit
         self.judgements.append(
-            Judgement(level, code, message, self.case.subject, value, unit, against, source, evidence, action)
+            Judgement(level, code, message, self.case.subject, _plain(value), unit, _plain(against), source, evidence, action)
         )
 
     def done(self) -> Checked:
@@ -232,6 +232,10 @@ class Look:
         levels = {judgement.level for judgement in self.judgements}
         worst = next((level for level in WORST_FIRST if level in levels), "ok" if self._measured else "skipped")
         return Checked(self.check, worst, self.judgements)
+
+
+def _plain(value: Scalar) -> Scalar:
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _way_out(reasons: object) -> str:

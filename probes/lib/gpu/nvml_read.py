@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 SAMPLE_GAP = 0.5
 _ERRORS = {
-    3: "[Not Supported]", 4: "[Insufficient Permissions]", 13: "[Not Supported]", 15: "[GPU is lost]",
-    16: "[GPU requires reset]",
+    3: "[Not Supported]", 4: "[Insufficient Permissions]", 13: "[Not Supported]", 14: "[InfoROM is corrupted]",
+    15: "[GPU is lost]", 16: "[GPU requires reset]",
 }  # fmt: skip
 _RECOVERY = {0: "None", 1: "Reset", 2: "Reboot", 3: "Drain P2P", 4: "Drain and Reset", 5: "Recover IMEX Domain"}
 _COMPUTE = {0: "Default", 1: "Exclusive_Thread", 2: "Prohibited", 3: "Exclusive_Process"}
@@ -118,7 +118,7 @@ class Card:
         ask("compute_mode", "nvmlDeviceGetComputeMode", show=lambda value: _COMPUTE.get(value, "mode %d" % value))
         ask("persistence_mode", "nvmlDeviceGetPersistenceMode", show=on)
         ask("inforom.checksum_validation", "nvmlDeviceValidateInforom", show=lambda _: "valid")
-        if self.cells.get("inforom.checksum_validation") == "[Unknown Error]":
+        if self.cells.get("inforom.checksum_validation") == "[InfoROM is corrupted]":
             self.cells["inforom.checksum_validation"] = "invalid"
         self._fabric()
 
