@@ -120,7 +120,11 @@ def test_a_dry_run_contacts_nothing(world: Path, tmp_path: Path) -> None:
 
 
 def test_misuse(tmp_path: Path) -> None:
-    assert rdiag("triage", home=tmp_path).code == 2
+    empty = rdiag("triage", home=tmp_path)
+    assert empty.code == 2
+    # One entry a line, for people who do not know yet what to say.
+    assert "      drafter_before: the drafter that serves" in empty.err
+    assert "\\x0a" not in empty.err
     assert rdiag("triage", "nowhere.yaml", home=tmp_path).code == 3
     (tmp_path / "case.yaml").write_text("target: /t\nsampels: [/s]\n")
     ran = rdiag("triage", "case.yaml", home=tmp_path)

@@ -44,11 +44,13 @@ def command(settings: Settings, /, case: Path | None, sets: tuple[str, ...], **g
         --loss 18.9 --accuracy 0.01 --host gpu8
     """
     from .. import hypotheses, triage, triage_case
+    from ..errors import UsageProblem
 
     declared, _ = hypotheses.find_all(settings.probe_paths)
     loaded = triage_case.load(case, given, sets, declared)
     if not loaded.values:
-        raise click.UsageError("the case says nothing: give CASE.yaml or options.\n\n" + triage_case.overview(triage_case.entries(declared)))
+        known = triage_case.overview(triage_case.entries(declared))
+        raise UsageProblem("the case says nothing: give CASE.yaml or options (rdiag triage --help)", hint=known)
     host = _host(settings, loaded.host)
     if settings.dry_run:
         return _dry_run(settings, host, loaded, declared)
