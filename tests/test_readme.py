@@ -21,6 +21,7 @@ from remote_diag import exitcodes, inventory
 from remote_diag.cli.entry import COMMANDS
 from remote_diag.exitcodes import ExitCode
 from tests.support import cli
+from tests.support.fake_smi import FakeSmi, rtx_pro_6000
 from tests.support.sshd import TestSshd
 
 README = (cli.CHECKOUT / "README.md").read_text(encoding="utf-8")
@@ -125,7 +126,7 @@ def on_data(desk: Desk, text: str) -> str:
 
 def test_every_block_says_how_it_is_tested() -> None:
     assert [one for one in BLOCKS if one.name is None] == []
-    known = {"scripts", "skip", "vocab-compare", "completion", "inventory", "server", "case", "doctor", "python", "typed", "new-probe", "probe"}
+    known = {"scripts", "skip", "vocab-compare", "completion", "inventory", "server", "case", "doctor", "gpus", "python", "typed", "new-probe", "probe"}
     assert {one.name for one in BLOCKS} == known
     assert README.count("```") == 2 * len(BLOCKS)
 
@@ -188,6 +189,27 @@ def test_the_way_from_a_random_loss_to_a_repaired_drafter(desk: Desk) -> None:
         ran = desk.sh(f"{typed} --dry-run {'# ' + comment if comment else ''}")
         assert ran.code == ExitCode.OK, ran.err
         assert "gpu8" in ran.out
+
+
+def test_what_the_gpus_say(gpu8: Desk) -> None:
+    smi = FakeSmi(gpu8.home / "bin", rtx_pro_6000(8))
+    smi.write()
+    inventory = gpu8.home / "hosts.yaml"
+    inventory.write_text(
+        inventory.read_text().replace("{NCCL_P2P_LEVEL: SYS}", f'{{PATH: "{smi.path}"}}')
+    )
+    commands = block("gpus").commands
+    assert [command.split()[1] for command in commands] == ["gpu", "topo", "env", "nccl", "p2p", "comm-share", "serving"]
+    for command in commands:
+        typed, _, comment = command.partition("#")
+        ran = gpu8.sh(f"{typed} --dry-run {'# ' + comment if comment else ''}")
+        assert ran.code == ExitCode.OK, ran.err
+        assert "gpu8" in ran.out
+    assert gpu8.sh_on_a_terminal("rdiag trust gpu8", b"y\n") == 0
+    ran = gpu8.sh(commands[0])
+    assert ran.code == ExitCode.OK, ran.out + ran.err
+    assert ran.out.startswith("gpu8: gpu: ok - 8 of 8 GPUs usable")
+    assert ran.out.count("RTX PRO 6000") == 8
 
 
 def test_the_same_from_python(gpu8: Desk) -> None:
