@@ -234,3 +234,11 @@ def test_nvml_is_asked_where_the_environment_has_it(tmp_path: Path) -> None:
     assert first.ecc_enabled.reason == "not-supported"  # type: ignore[union-attr]
     assert (lost.index, lost.temperature_c.reason) == (1, "gpu-lost")  # type: ignore[union-attr]
     assert seen.load[str(first.uuid)] == [3.0, 3.0]
+
+
+def test_a_folder_of_ones_own_is_not_taken_for_the_shipped_code(tmp_path: Path) -> None:
+    (tmp_path / "probes").mkdir()
+    (tmp_path / "probes" / "__init__.py").write_text("raise RuntimeError('not this one')\n")
+    (tmp_path / "saved").write_text(csv_text(h200()))
+    ran = rdiag("gpu", "--parse", "saved", "--json", home=tmp_path)
+    assert ran.code == 0, ran.err
