@@ -209,7 +209,8 @@ def test_what_the_gpus_say(gpu8: Desk) -> None:
     ran = gpu8.sh(commands[0])
     assert ran.code == ExitCode.OK, ran.out + ran.err
     assert ran.out.startswith("gpu8: gpu: ok - 8 of 8 GPUs usable")
-    assert ran.out.count("RTX PRO 6000") == 8
+    assert ran.out.count("1x16/5x16") == 8
+    assert "8 x RTX PRO 6000" in ran.out
 
 
 def test_the_same_from_python(gpu8: Desk) -> None:

@@ -28,7 +28,7 @@ _SHORT = (
 
 
 def render(outcome: Outcome[Any]) -> RenderableType:
-    """Return the GPUs of a host; 100 columns are enough."""
+    """Return the GPUs of a host; 80 columns are enough where all are of one model."""
     result = outcome.answer
     if result is None:
         return headline(outcome)
@@ -91,31 +91,37 @@ def _remap(gpu: Any) -> str:
 
 def _table(result: Any) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="dim")
-    table.add_column("gpu", justify="right", no_wrap=True)
-    for name in ("bus id", "model"):
-        table.add_column(name, no_wrap=True)
+    mixed = len(_models(result)) > 1
+    table.add_column("gpu", justify="right", no_wrap=True, min_width=3)
+    # What tells the card in the machine is never cut.
+    table.add_column("bus id", no_wrap=True, min_width=max(len(safe(gpu.bus_id or "?")) for gpu in result.gpus))
     table.add_column("status", no_wrap=True, min_width=8)
-    for name in ("util", "mem GiB", "temp", "power W", "SM MHz", "PCIe", "ecc", "remap"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("action", no_wrap=True)
+    for name in ("util", "mem GiB", "temp", "power W", "PCIe", "ecc", "remap"):
+        table.add_column(name, justify="right", no_wrap=True, min_width=len(name))
+    table.add_column("action")
+    if mixed:
+        table.add_column("model", no_wrap=True)
     for gpu in result.gpus:
         link = "-" if gpu.pcie_gen is None else f"{gpu.pcie_gen}x{_number(gpu.pcie_width)}/{_number(gpu.pcie_gen_max)}x{_number(gpu.pcie_width_max)}"
         table.add_row(
             _number(gpu.index) if gpu.index is not None else "?",
             safe(gpu.bus_id or "?"),
-            _name(gpu.name),
             Text(gpu.status, STYLES.get(gpu.status, "")),
             _number(gpu.utilization_pct, "%"),
             _gib(gpu),
             _number(gpu.temperature_c),
             _of(gpu.power_w, gpu.power_limit_w),
-            _of(gpu.clock_sm_mhz, gpu.clock_sm_max_mhz),
             link,
             _errors(gpu),
             _remap(gpu),
             safe(gpu.recovery_action or "-"),
+            *((_name(gpu.name),) if mixed else ()),
         )
     return table
+
+
+def _models(result: Any) -> Counter[str]:
+    return Counter(_name(gpu.name) for gpu in result.gpus if gpu.name)
 
 
 def _processes(result: Any) -> Iterator[str]:
@@ -136,6 +142,9 @@ def _about(outcome: Outcome[Any]) -> Iterator[str]:
     result: Any = outcome.answer
     driver = result.driver_version or "unknown"
     module = "" if result.module_version is None else f", kernel module {result.module_version}{' (open)' if result.module_open else ''}"
+    models = _models(result)
+    if models:
+        yield "cards: " + ", ".join(f"{count} x {model}" for model, count in models.items())
     yield f"driver {safe(driver)}{safe(module)}; from {safe(result.source)}; {safe(result.surroundings)}"
     skipped = [finding.message for finding in outcome.findings if finding.level == "skipped"]
     if skipped:
