@@ -288,8 +288,11 @@ def build_request(
 
 
 def _working_directory(host: Host) -> str | None:
-    """Return where the probe runs; on this machine that is here, as for every other command a person types."""
-    if host.workdir is None and host.transport == "local":
+    """Return where the probe runs; on this machine that is here, as for every other command a person types.
+
+    A container of this machine has folders of its own: there it is where the container starts programs.
+    """
+    if host.workdir is None and host.transport == "local" and host.environment.kind != "docker":
         with contextlib.suppress(FileNotFoundError):
             return str(Path.cwd())
     return host.workdir

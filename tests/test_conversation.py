@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,13 +12,15 @@ import pytest
 from remote_diag.agent.frames import Encoder
 from remote_diag.cli.output import Reporter
 from remote_diag.cli.settings import Settings
-from remote_diag.conversation import Conversation
+from remote_diag.conversation import Conversation, build_request
 from remote_diag.errors import ConnectionLost, ProbeError, RdiagError
 from remote_diag.events import Event, Note
-from remote_diag.host import Host
+from remote_diag.host import Environment, Host
 from remote_diag.link import AgentLink
 from remote_diag.messages import Hello
 from remote_diag.outcome import Outcome, Timing
+from remote_diag.parameters import build
+from remote_diag.paths import shipped_probes
 from remote_diag.probe import Probe, load
 
 from .support.probe_files import write_probe
@@ -201,3 +204,24 @@ def test_who_survives_an_interrupted_run_is_told_where_nobody_watches_too(
         reporter.tell(run.told[0])
         reporter.tell(Note("of no importance"))
     assert capsys.readouterr().err == "rdiag: still running on replayed: 4711 python3 (D)\n"
+
+
+@pytest.mark.parametrize(
+    ("host", "expected"),
+    [
+        (Host("box", transport="local"), "here"),
+        (Host("box", transport="local", workdir="/data"), "/data"),
+        (Host("box", transport="ssh"), None),
+        # Its folders are not those of the machine that it runs on.
+        (Host("box", transport="local", environment=Environment("docker", "trainer")), None),
+        (Host("box", transport="local", environment=Environment("docker", "trainer"), workdir="/w"), "/w"),
+    ],
+)
+def test_a_probe_runs_where_its_user_is_unless_that_is_elsewhere(
+    host: Host, expected: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    probe = load(shipped_probes() / "hello.py")
+    params = build(probe)
+    request = build_request(host=host, probe=probe, params=params, run_id="r", timeout=1.0, keep=False, force=False)
+    assert request["workdir"] == (str(tmp_path) if expected == "here" else expected)
