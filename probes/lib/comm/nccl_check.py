@@ -6,6 +6,7 @@ number where the text does not, and contradicts it where the text is wrong or gl
 
 from __future__ import annotations
 
+import bisect
 import math
 from collections import Counter
 from dataclasses import dataclass, replace
@@ -21,6 +22,12 @@ _WIDEST = 0.05
 _MOST_VOTES = 64
 
 OK, WRONG, NOT_CHECKED = "ok", "wrong", "not_checked"
+_ONLY_OUT_OF_PLACE = frozenset({"alltoall", "alltoallv", "sendrecv"})
+"""Programs that check nothing in place: the input that they would compare with is overwritten."""
+_ALIGNED = 16
+"""Bytes; times the number of ranks, what a size is at most rounded down by."""
+_FEW = 64
+"""Ranks, where their number is not known."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +51,10 @@ class Reading:
     """In words, when the printed bus bandwidths do not follow from the number of ranks."""
     hosts: int | None
     """Hosts among the devices; None without a list of devices."""
+
+    def wrong(self, side: Side) -> int | None:
+        """Return how many elements of a placement are wrong; None where nobody looked, or that is not known."""
+        return side.wrong if side.wrong or says_that_it_checked(self.table) else None
 
     def busbw_gbs(self, line: Line, side: Side) -> float:
         """Return the bus bandwidth: recomputed where the ranks are known, as printed otherwise."""
@@ -75,8 +86,11 @@ def understand(log: Log, table: Table, collective: str | None = None) -> Reading
         voted = _voted(rule, votes)
         told = "" if voted is None else f"; they were computed for {voted}"
         disagreement = f"its bus bandwidths do not follow from {ranks} ranks ({ranks_from}){told}"
+    elif stated is not None and _lacks_devices(log, table):
+        # Lines of the list are lost, and it takes bandwidths that tell numbers of ranks apart to believe it all the same.
+        ranks = ranks if votes and rule not in {None, bandwidth.ONE} else None
     lines, damaged = _believable(table, rule, None if disagreement else ranks, lost=named != "alltoall" and _blank_reductions(table))
-    complete = table.ended and bool(lines) and _all_sizes(table, len(damaged))
+    complete = table.ended and bool(lines) and _all_sizes(table, len(damaged), ranks or _FEW)
     return Reading(
         table, named, named_from if named is not None else "", ranks, ranks_from if ranks is not None else "", lines, damaged,
         complete, _correctness(table, named, lines, damaged, complete), disagreement,
@@ -160,6 +174,12 @@ def _stated(log: Log, table: Table) -> tuple[int | None, str]:
     if not devices or sorted(device.rank for device in devices) != list(range(len(devices))):
         return None, ""
     return listed, "its list of devices"
+
+
+def _lacks_devices(log: Log, table: Table) -> bool:
+    """Whether the list of devices is not that of whole processes."""
+    each = (table.config.threads or 0) * (table.config.gpus or 0)
+    return each > 0 and len(table.devices) % each != 0 and not (log.form == "json" and len(table.devices) == 1)
 
 
 def _votes(table: Table) -> list[tuple[float, float]]:
@@ -252,15 +272,39 @@ def _contradiction(line: Line, factor: float | None, ranks: int | None) -> str |
     return None
 
 
-def _all_sizes(table: Table, damaged: int) -> bool:
+def _all_sizes(table: Table, damaged: int, ranks: int) -> bool:
+    """Whether there is a row for each size that was asked for; a row that is there twice stands for no other one."""
     asked = table.config.sizes()
     if asked is None:
         return True
     kinds = len({(line.dtype, line.redop, line.root) for line in table.lines}) or 1
-    return len(table.lines) + damaged >= asked * kinds
+    if len(table.lines) + damaged < asked * kinds:
+        return False
+    there = sorted({line.size_bytes for line in table.lines})
+    missing = 0
+    for size in table.config.each_size():
+        place = bisect.bisect_right(there, size)
+        missing += place == 0 or size - there[place - 1] >= _ALIGNED * ranks
+    return missing <= damaged
 
 
 # Whether contents were right -----------------------------------------------------------------------------------------
+
+
+def says_that_it_checked(table: Table) -> bool:
+    """Whether a count of no wrong elements says that elements were compared.
+
+    Since 2022-09 and before 2022-08 nccl-tests prints N/A where it did not look, in between it printed 0: without the
+    line of parameters only what came later tells a program apart from those.
+    """
+    config = table.config
+    if config.validation is not None:
+        return config.validation > 0
+    if config.validation_unreadable:
+        return False
+    # Names of programs since 2025-06, whole bus ids since 2025-02, its own version since 2025-10; `error` until 2022-08.
+    newer = table.tests_version is not None or table.announced or any(device.bus_id for device in table.devices)
+    return newer or table.old_errors or table.json
 
 
 def _correctness(
@@ -269,8 +313,7 @@ def _correctness(
     sides = [side for line in table.lines for side in line.sides]
     if any(side.wrong for side in sides) or table.out_of_bounds or table.out_of_bounds_ok is False:
         return WRONG
-    config = table.config
-    if not lines or damaged or not complete or config.validation_unreadable or config.validation == 0:
+    if not lines or damaged or not complete or not says_that_it_checked(table):
         return NOT_CHECKED
     if table.out_of_bounds != 0 or table.out_of_bounds_ok is not True:
         return NOT_CHECKED
@@ -278,8 +321,7 @@ def _correctness(
 
 
 def _checked(side: Side, collective: str | None, *, old: bool) -> bool:
-    if side.in_place and collective in {"alltoall", "alltoallv"}:
-        # It overwrites what it would be compared with: it is never checked.
+    if side.in_place and collective in _ONLY_OUT_OF_PLACE:
         return True
     # Deviations above zero are judged by the count below the table only.
     return (side.max_error if old else side.wrong) is not None

@@ -120,7 +120,7 @@ def _settings(env: Any) -> dict[str, str]:
 
 
 def _table(found: dict[str, Any], *, whole: bool) -> Table:
-    table = Table(1, nccl_version=version_text(str(found.get("nccl_version"))))
+    table = Table(1, json=True, nccl_version=version_text(str(found.get("nccl_version"))))
     config = found.get("config")
     _configure(table, config if isinstance(config, dict) else {})
     results = found["results"]

@@ -8,6 +8,10 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
 NUMBER = re.compile(r"(\d+)(?:\.(\d*))?(?:[eE]([+-]?\d+))?", re.ASCII)
 """How a printed number looks; nan, inf and negative ones are none."""
 
@@ -139,6 +143,15 @@ class Config:
         return None
 
 
+    def each_size(self) -> Iterator[int]:
+        """Yield the sizes that were asked for; nothing where `sizes` does not know how many."""
+        size = self.min_bytes or 0
+        for _ in range(self.sizes() or 0):
+            yield size
+            factor = self.step_factor or 0
+            size = size * factor if factor > 1 and size else size + (self.step_bytes or 0)
+
+
 @dataclass
 class Table:
     """One run of one collective."""
@@ -148,6 +161,10 @@ class Table:
     """What was before its lines: the rank or host that a launcher names."""
     program: str | None = None
     """Such as all_reduce_perf, as the text says it."""
+    announced: bool = False
+    """Whether the program says itself which one it is, as text of 2025 does."""
+    json: bool = False
+    """Whether it is of JSON, which says null where nothing was checked."""
     config: Config = field(default_factory=Config)
     devices: list[Device] = field(default_factory=list)
     nccl_version: str | None = None

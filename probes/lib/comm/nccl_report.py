@@ -6,6 +6,7 @@ measure of anything (a card that peaks at 235 GB/s prints 68), and is never judg
 
 from __future__ import annotations
 
+import codecs
 import re
 
 from . import bandwidth, nccl_check, nccl_debug, nccl_json, nccl_text, tables, verdict
@@ -66,7 +67,7 @@ def parse(data: bytes, given: Given) -> tuple[dict[str, Any], Findings]:
     Raises:
         ValueError: It is neither; says what it is where that is known.
     """
-    text = data.decode("utf-8", errors="replace")
+    text = _decoded(data)
     if nccl_json.looks_like(text):
         log, said = nccl_json.read(text), nccl_debug.Said()
     else:
@@ -76,6 +77,12 @@ def parse(data: bytes, given: Given) -> tuple[dict[str, Any], Findings]:
     readings = [nccl_check.understand(log, table, given.collective) for table in log.tables]
     readings = [_by_file_name(reading, log, given) for reading in readings]
     return report(log, said, readings, given)
+
+
+def _decoded(data: bytes) -> str:
+    """Return the text; shells of Windows save UTF-16, and say so by its first bytes."""
+    wide = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    return data.decode("utf-16" if wide else "utf-8", errors="replace")
 
 
 def _by_file_name(reading: Reading, log: Log, given: Given) -> Reading:
@@ -101,7 +108,7 @@ def report(log: Log, said: Said, readings: Sequence[Reading], given: Given) -> t
     peak, held = None, None
     apart = len(readings) > 1 and all(reading.ranks == 1 for reading in readings)
     if apart:
-        findings.append(_one_rank(f"there are {len(readings)} runs of one rank each"))
+        findings.append(_one_rank(UNKNOWN, f"there are {len(readings)} runs of one rank each"))
     for reading in () if apart else readings:
         judged, best, against = _speed(reading, settings, said, given)
         findings += judged
@@ -147,7 +154,7 @@ def _rows(reading: Reading) -> list[dict[str, Any]]:
                 tables.row(
                     reading.collective or UNKNOWN, line.size_bytes, in_place=side.in_place, time_us=side.time_us.value,
                     algbw_gbs=bandwidth.algbw_gbs(line.size_bytes, side.time_us.value),
-                    busbw_gbs=reading.busbw_gbs(line, side), wrong=side.wrong, count=line.count, dtype=line.dtype,
+                    busbw_gbs=reading.busbw_gbs(line, side), wrong=reading.wrong(side), count=line.count, dtype=line.dtype,
                     redop=line.redop, root=line.root, reported_algbw_gbs=side.algbw_gbs.value,
                     reported_busbw_gbs=side.busbw_gbs.value, iterations=line.iterations or asked,
                     latency=None if side.spread is None or not calls else {
@@ -200,8 +207,11 @@ def _contents(readings: Sequence[Reading], correctness: str) -> Findings:
                 action="do not use these GPUs together; repeat with NCCL_P2P_DISABLE=1, and see rdiag p2p and rdiag topo for IOMMU and ACS",
             )
         ]  # fmt: skip
-    off = any(reading.table.config.validation == 0 for reading in readings)
-    why = "validation was off" if off else "not every row is there and says that it was checked"
+    why = "not every row is there and says that it was checked"
+    if any(reading.table.config.validation == 0 for reading in readings):
+        why = "validation was off"
+    elif any(reading.lines and not nccl_check.says_that_it_checked(reading.table) for reading in readings):
+        why = "it does not say that validation was on, and some builds print 0 when it was off"
     return [
         _finding("unknown", "not-checked", f"whether data arrived right is not known: {why}", action="run it with -c 1")
     ] if readings else []  # fmt: skip
@@ -280,7 +290,7 @@ def _speed(
     if not reading.lines or reading.disagreement is not None:
         return [], None, None
     if reading.ranks == 1:
-        return [_one_rank()], None, None
+        return [_one_rank("skipped", "there was one rank")], None, None
     names = [given.gpu] if given.gpu else [device.name for device in reading.table.devices]
     # Nobody has more than eight GPUs in a host without saying so.
     hosts = reading.hosts or (1 if reading.ranks is not None and reading.ranks <= 8 else None)
@@ -294,9 +304,9 @@ def _speed(
     return found + _noise(reading, given.thresholds), best, held
 
 
-def _one_rank(what: str = "there was one rank") -> dict[str, Any]:
+def _one_rank(level: str, what: str) -> dict[str, Any]:
     return _finding(
-        "unknown", "one-rank", f"{what}: nothing crossed a link, and the bus bandwidth is 0 by definition",
+        level, "one-rank", f"{what}: nothing crossed a link, and the bus bandwidth is 0 by definition",
         action="if several GPUs were meant: -g N, or nccl-tests built with MPI=1; without it mpirun starts N tests of one GPU each",
     )  # fmt: skip
 

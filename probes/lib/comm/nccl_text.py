@@ -161,10 +161,11 @@ class _Reader:
             table = self._coming(number, label, stream)
             table.tests_version, table.nccl_version = version.group(1), version_text(version.group(2)) or table.nccl_version
         elif starting is not None:
-            if "starting" in starting.group():
-                self._coming(number, label, stream).program = starting.group(1)
-            elif stream.table is not None and stream.table.program is None:
-                stream.table.program = starting.group(1)
+            begins = "starting" in starting.group()
+            named = self._coming(number, label, stream) if begins else stream.table
+            if named is not None:
+                named.announced = True
+                named.program = starting.group(1) if begins else named.program or starting.group(1)
         elif device is not None:
             rank, group, host, bus, name = device.groups()
             self._coming(number, label, stream).devices.append(Device(int(rank), int(group or 0), host, bus_id(bus), name))

@@ -152,6 +152,61 @@ def test_unchecked_is_never_ok() -> None:
     assert parse(zeros).result.correctness == "not_checked"
 
 
+def without_parameters(whole: str) -> str:
+    return "".join(line for line in whole.splitlines(keepends=True) if "validation" not in line)
+
+
+@pytest.mark.parametrize(
+    ("generation", "correctness"),
+    # The second and third are from when some builds printed 0 without having looked.
+    [("2.11", "ok"), ("2.13", "not_checked"), ("2.13.4", "not_checked"), ("2.16", "ok"), ("2.17", "ok"), ("2.19", "ok")],
+)
+def test_without_its_parameters_a_count_of_none_is_not_always_a_check(generation: str, correctness: str) -> None:
+    whole = without_parameters(text(RUN, generation))
+    parsed = parse(whole)
+    assert parsed.result.correctness == correctness
+    assert {row.wrong for row in parsed.result.rows} == {0 if correctness == "ok" else None}
+    if correctness != "ok":
+        assert "builds print 0" in parsed.finding("not-checked").message
+    assert parse(without_parameters(text(RUN.but(wrong=2), generation))).result.correctness == "wrong"
+
+
+@pytest.mark.parametrize("sentinel", ["N/A", "", "ERR!"])
+def test_parameters_that_are_damaged_do_not_say_that_it_checked(sentinel: str) -> None:
+    for was in ("validation: 1", "validation:"):
+        parsed = parse(text(RUN, "2.13").replace(was, sentinel))
+        assert (parsed.result.correctness, parsed.status) == ("not_checked", "unknown")
+
+
+def test_rows_that_were_not_checked_have_no_count() -> None:
+    # Builds of August 2022 print 0 here.
+    parsed = parse(text(RUN, "2.13").replace("validation: 1", "validation: 0"))
+    assert {row.wrong for row in parsed.result.rows} == {None}
+    assert parsed.result.correctness == "not_checked"
+
+
+def test_a_row_that_is_there_twice_stands_for_no_other() -> None:
+    lines = text(RUN).splitlines()
+    place = next(number for number, line in enumerate(lines) if line.split()[:1] == ["4194304"])
+    lines[place] = lines[place + 1]
+    parsed = parse("\n".join(lines))
+    assert (parsed.result.complete, parsed.result.correctness) == (False, "not_checked")
+    assert parsed.codes["incomplete"] == "unknown"
+
+
+def test_text_saved_by_a_shell_of_windows() -> None:
+    for encoding in ("utf-16", "utf-8-sig"):
+        parsed = parse(text(RUN).replace("\n", "\r\n").encode(encoding))
+        assert (len(parsed.result.rows), parsed.result.correctness, parsed.result.damaged_rows) == (6, "ok", 0)
+
+
+@pytest.mark.parametrize("generation", GENERATIONS[1:])
+def test_nobody_checks_sendrecv_in_place(generation: str) -> None:
+    parsed = parse(text(RUN.but(collective="sendrecv"), generation))
+    assert {(row.in_place, row.wrong) for row in parsed.result.rows} == {(False, 0), (True, None)}
+    assert parsed.result.correctness == "ok"
+
+
 def test_an_all_to_all_in_place_cannot_be_checked() -> None:
     good = text(RUN.but(collective="alltoall"))
     assert good.count("N/A") == 3
@@ -241,11 +296,25 @@ def test_one_rank_says_nothing_about_links() -> None:
     assert "MPI=1" in str(parsed.finding("one-rank").action)
 
 
+def test_one_rank_that_was_asked_for_is_no_doubt() -> None:
+    parsed = parse(text(RUN.but(ranks=1)))
+    assert (parsed.codes["one-rank"], parsed.status) == ("skipped", "ok")
+
+
+@pytest.mark.parametrize("collective", ["broadcast", "reduce", "sendrecv"])
+def test_a_list_of_devices_that_lost_its_end_tells_no_ranks(collective: str) -> None:
+    lines = [line for line in text(RUN.but(collective=collective)).splitlines() if "Rank  7" not in line]
+    parsed = parse("\n".join(lines))
+    assert parsed.result.ranks is None
+    assert "busbw" not in parsed.codes
+
+
 def test_mpirun_with_a_program_built_without_mpi() -> None:
     one = text(RUN.but(ranks=1)).splitlines()
     labelled = "".join(f"[1,{rank}]<stdout>:{line}\n" for line in one for rank in range(4))
     parsed = parse(labelled)
     assert "4 runs of one rank" in parsed.finding("one-rank").message
+    assert parsed.codes["one-rank"] == "unknown"
     assert (len(parsed.result.rows), parsed.result.peak_busbw_gbs) == (24, None)
 
 
