@@ -73,10 +73,21 @@ def tell(context: Context, report: Mapping[str, Any], arm: Arm) -> None:
         context.finding(
             "ok",
             "data-correct",
-            "%s over %d ranks gave exact results in all %d sizes" % (report["collective"], report["ranks"], len(rows)),
+            "%s over %s gave exact results in all of %s"
+            % (report["collective"], _many(report["ranks"], "rank"), _many(len(rows), "size")),
         )
+    elif rows and any(row["wrong"] is None for row in rows):
+        context.finding(
+            "unknown", "not-checked", "whether data arrived right is not known: nobody looked", action="leave --no-check away"
+        )
+    if report["ranks"] == 1 and rows:
+        context.finding("skipped", "one-rank", "there was one rank: nothing crossed a link, there is no bus bandwidth to judge")
     if arm.left_out and arm.trouble is None:
         context.finding("unknown", "sizes-left-out", "%d sizes were not measured: too little memory is free" % len(arm.left_out))
+
+
+def _many(number: int, what: str) -> str:
+    return "%d %s%s" % (number, what, "" if number == 1 else "s")
 
 
 def _tell_trouble(context: Context, backend: str, trouble: Trouble, size: int | None, rows: int) -> None:
@@ -94,7 +105,7 @@ def _tell_trouble(context: Context, backend: str, trouble: Trouble, size: int | 
         elif trouble.phase == "import":
             level, code, action = "unknown", "no-torch", "torch cannot be imported here: rdiag env"
     where = "in phase %s" % trouble.phase + ("" if size is None else " of %d bytes" % size)
-    kept = "; %d sizes were begun before" % rows if rows else ""
+    kept = "; %s begun until then" % _many(rows, "size") if rows else ""
     context.finding(
         level,
         code,

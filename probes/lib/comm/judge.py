@@ -30,7 +30,6 @@ class Judge:
     def judge(self, context: Context, report: dict[str, Any]) -> None:
         """Report what the times say, and put the peak and what it was held against into the report."""
         if report["ranks"] == 1:
-            context.finding("skipped", "one-rank", "one rank: nothing crosses a link, there is no bus bandwidth to judge")
             return
 
         def least(name: str) -> int | None:

@@ -314,6 +314,8 @@ class Group:
         alone = waiting[0] if alone is None and len(waiting) == 1 else alone
         phase = (alone or waiting[0]).phase
         who = "rank %d" % alone.rank if alone is not None else "ranks %s" % ", ".join(str(worker.rank) for worker in waiting)
+        if alone is None and len(waiting) == len(self.workers):
+            who = "all %d ranks" % len(waiting)
         text = "%s did not come back from phase %s in time; alive, and no signal ended it" % (who, phase)
         return Trouble("hang", None if alone is None else alone.rank, phase, text, waiting[0].words())
 

@@ -46,6 +46,10 @@ class Bench:
         """Code -> level of what was found."""
         return {finding.code: finding.level for finding in self.context.findings}
 
+    def message(self, code: str) -> str:
+        (found,) = [finding for finding in self.context.findings if finding.code == code]
+        return found.message
+
 
 @pytest.fixture
 def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
@@ -112,6 +116,7 @@ def test_all_ranks_hang_in_the_same_call(bench: Bench) -> None:
     result = bench.run({"do": "hang", "phase": "check", "size": 8}, control=False, step_timeout_s=1.0)
     assert result.failure is not None
     assert (result.failure.kind, result.failure.rank, result.failure.phase) == ("hang", None, "check")
+    assert result.failure.text.startswith("all 3 ranks did not come back")
     assert result.rows == ()
     assert result.correctness == "not_checked"
 
@@ -224,11 +229,13 @@ def test_sizes_that_do_not_fit_are_left_out_and_told(bench: Bench) -> None:
     assert bench.codes["sizes-left-out"] == "unknown"
 
 
-def test_one_rank_has_no_bandwidth(bench: Bench) -> None:
-    result = bench.run(ranks=1)
+@pytest.mark.parametrize("backend", ["nccl", "gloo"])
+def test_one_rank_has_no_bandwidth(bench: Bench, backend: str) -> None:
+    result = bench.run(ranks=1, backend=backend)
     assert {row.busbw_gbs for row in result.rows} == {0.0}
     assert result.peak_busbw_gbs is None
     assert bench.codes["one-rank"] == "skipped"
+    assert bench.message("data-correct") == "all_reduce over 1 rank gave exact results in all of 3 sizes"
 
 
 def test_the_peak_is_judged(bench: Bench) -> None:
@@ -243,10 +250,12 @@ def test_a_peak_without_a_figure_is_unknown(bench: Bench) -> None:
     assert bench.codes["no-expectation"] == "unknown"
 
 
-def test_without_a_check_nothing_is_said_to_be_correct(bench: Bench) -> None:
-    result = bench.run(check=False)
+@pytest.mark.parametrize("backend", ["nccl", "gloo"])
+def test_without_a_check_nothing_is_said_to_be_correct(bench: Bench, backend: str) -> None:
+    result = bench.run(check=False, backend=backend)
     assert result.correctness == "not_checked"
     assert "data-correct" not in bench.codes
+    assert bench.codes["not-checked"] == "unknown"
 
 
 def test_the_two_probes_are_the_same() -> None:
