@@ -370,10 +370,11 @@ def _after_logout(found: Survey) -> Finding:
         return Finding("ok", "after-logout", "no session manager says that jobs end with the login")
     if found.kill_user_processes and not found.linger:
         return Finding(
-            "ok",
+            "degraded",
             "after-logout",
-            "the session manager ends this user's jobs at logout",
-            evidence=("KillUserProcesses=yes, Linger=no", f"to keep them: loginctl enable-linger {found.user}"),
+            "the session manager ends what this user leaves running at logout, launched jobs too",
+            evidence=(f"KillUserProcesses=yes, Linger={'unknown' if found.linger is None else 'no'}",),
+            action=f"before launching a job: loginctl enable-linger {found.user}",
         )
     linger = "unknown" if found.linger is None else "yes" if found.linger else "no"
     killed = "yes" if found.kill_user_processes else "no"

@@ -92,7 +92,9 @@ def test_nothing_is_wrong_with_a_healthy_host() -> None:
         ({"complete": False, "stopped_at": "/mnt/dead"}, "survey", "degraded"),
         ({"temporary": None}, "temporary", "unknown"),
         ({"system": None}, "system", "unknown"),
-        ({"kill_user_processes": True, "linger": False}, "after-logout", "ok"),
+        ({"kill_user_processes": True, "linger": False}, "after-logout", "degraded"),
+        ({"kill_user_processes": True, "linger": None}, "after-logout", "degraded"),
+        ({"kill_user_processes": True, "linger": True}, "after-logout", "ok"),
     ],
 )
 def test_what_each_level_is_given_for(change: dict[str, object], code: str, level: str) -> None:
