@@ -103,7 +103,7 @@ def ask(arguments: Sequence[str], seconds: float, *, env: Mapping[str, str] | No
         arguments: an absolute path and its arguments.
         seconds: after which it is killed, and left behind if that does not end it.
         env: environment variables instead of ours; the language is set to C in any case.
-        limit: bytes of stdout after which it is killed.
+        limit: bytes of either stream after which it is killed.
     """
     command = " ".join([os.path.basename(arguments[0]), *arguments[1:]])
     command = command if len(command) <= 200 else command[:197] + "..."
@@ -123,7 +123,7 @@ def ask(arguments: Sequence[str], seconds: float, *, env: Mapping[str, str] | No
         return Said(command, "not-started", None, "", "cannot be started: %s" % error.strerror, monotonic() - begun)
     out, err, complete = _read(child, begun + seconds, limit)
     took = monotonic() - begun
-    how: How = "ended" if complete else "too-long" if len(out) > limit else "timeout"
+    how: How = "ended" if complete else "too-long" if max(len(out), len(err)) > limit else "timeout"
     status = _wait(child, begun + seconds) if complete else None
     if complete and status is None:
         how = "timeout"
@@ -154,6 +154,7 @@ def _read(child: subprocess.Popen[bytes], until: float, limit: int) -> tuple[byt
         ready = poller.poll(min(left, 0.5) * 1000)
         if not ready and child.poll() is not None:
             waiting.clear()
+            _end_group(child.pid)
         for descriptor, _ in ready:
             piece = os.read(descriptor, 1 << 16)
             if piece:
@@ -179,9 +180,7 @@ def _wait(child: subprocess.Popen[bytes], until: float) -> int | None:
 
 def _end(child: subprocess.Popen[bytes]) -> bool:
     """Kill the whole group; return whether the program is still there shortly after."""
-    try:
-        os.killpg(child.pid, signal.SIGKILL)
-    except (ProcessLookupError, PermissionError):
+    if not _end_group(child.pid):
         child.kill()
     until = monotonic() + _AFTER_KILL
     while child.poll() is None:
@@ -189,6 +188,15 @@ def _end(child: subprocess.Popen[bytes]) -> bool:
             return True
         sleep(0.005)
     return False
+
+
+def _end_group(group: int) -> bool:
+    """Kill what is left of a process group; return whether there was anything that could be."""
+    try:
+        os.killpg(group, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        return False
+    return True
 
 
 def _condition(pid: int) -> tuple[str | None, str | None]:
