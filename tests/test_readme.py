@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from remote_diag import exitcodes, inventory
-from remote_diag.cli.entry import COMMANDS
+from remote_diag.cli.entry import COMMANDS, SECTIONS
 from remote_diag.exitcodes import ExitCode
 from tests.support import cli
 from tests.support.fake_smi import FakeSmi, rtx_pro_6000
@@ -309,8 +309,10 @@ def test_the_table_of_exit_codes() -> None:
 
 
 def test_the_table_of_commands() -> None:
-    shown = dict(re.findall(r"^\| `rdiag ([a-z][a-z0-9-]*)` \| (.+) \|$", README, re.M))
-    assert shown == {name: summary for name, (_, summary) in COMMANDS.items()}
+    shown = re.findall(r"^\| `rdiag ([a-z][a-z0-9-]*)` \| (.+) \|$", README, re.M)
+    names = [name for section in SECTIONS.values() for name in section]
+    assert sorted(names) == sorted(COMMANDS)
+    assert shown == [(name, COMMANDS[name][1]) for name in names]
 
 
 def test_commands_options_and_paths_that_are_named_exist(desk: Desk) -> None:

@@ -51,6 +51,16 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "vocab-remap": ("vocab_remap", "Write a drafter under another mapping: rows moved by token id."),
 }
 """Command name -> (module in this package, one line of help); modules are imported when their command is called."""
+SECTIONS: dict[str, tuple[str, ...]] = {
+    "Drafters": (
+        "vocab-compare", "vocab-keep", "vocab-remap", "verifier-head", "drafter-check", "hidden-states", "replay",
+        "loss-check", "triage",
+    ),
+    "GPUs": ("gpu", "topo", "env", "nccl", "p2p", "comm-share", "serving"),
+    "Jobs": ("launch", "jobs", "stop", "clean", "logs", "metrics"),
+    "Hosts and probes": ("check", "run", "probes", "new-probe", "hosts", "trust"),
+}  # fmt: skip
+"""Every command once, in the order in which ``rdiag --help`` and the README show them."""
 
 
 _NOT_WRITABLE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EBADF}
@@ -69,6 +79,13 @@ class _Commands(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
         return sorted(COMMANDS)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        """Write the commands by what they are about, without importing them."""
+        widest = max(map(len, COMMANDS))
+        for title, names in SECTIONS.items():
+            with formatter.section(title):
+                formatter.write_dl([(name.ljust(widest), COMMANDS[name][1]) for name in names])
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
         if cmd_name not in COMMANDS:
@@ -91,10 +108,6 @@ class _Commands(click.Group):
             if near:
                 raise click.UsageError(f"{error.message} Did you mean {near[0]!r}?", ctx) from error
             raise
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, COMMANDS[name][1]) for name in sorted(COMMANDS)])
 
 
 @click.group(
