@@ -369,3 +369,96 @@ def test_what_is_said_of_a_card_that_nobody_names_is_not_lost(make: Callable[...
     assert judged.finding("gpu-lost").level == "fail"
     assert judged.status == "fail"
     assert judged.result.usable_gpus == 7
+
+
+# -- answers that are not what they seem
+
+
+def around(smi: FakeSmi, script: str) -> None:
+    """Put a script before the stand-in, which it reaches as ``real``; ``head`` keeps the first rows of the main answer."""
+    (smi.folder / "nvidia-smi").rename(smi.folder / "real")
+    smi.program("nvidia-smi", f'real() {{ "${{0%/*}}/real" "$@"; }}\n{script}')
+
+
+@pytest.mark.parametrize(("ending", "word"), [("exit 255", "status 255"), ("kill -SEGV $$", "signal 11"), ("exit 15", "status 15")])
+@pytest.mark.parametrize("rows", [5, 8])
+def test_an_answer_that_breaks_off_is_not_ok(make: Callable[..., FakeSmi], tmp_path: Path, ending: str, word: str, rows: int) -> None:
+    smi = make(h200())
+    smi.program("lspci", "exit 1")
+    around(smi, f'case "$*" in *--query-gpu=index*) real "$@" | head -n {rows + 1}; {ending};; *) real "$@";; esac')
+    judged = judge(tmp_path)
+    assert judged.status == "unknown"
+    assert judged.finding("nvidia-smi-failed").evidence[0].startswith(f"{word} after {rows} rows: nvidia-smi --query-gpu=")
+    assert [gpu.status for gpu in judged.result.gpus[:rows]] == ["ok"] * rows
+
+
+def test_cards_that_only_the_long_answer_has_are_there(make: Callable[..., FakeSmi], tmp_path: Path) -> None:
+    smi = make(h200())
+    smi.program("lspci", "exit 1")
+    around(smi, 'case "$*" in *--query-gpu=index*) real "$@" | head -n 6;; *) real "$@";; esac')
+    judged = judge(tmp_path)
+    assert judged.status == "unknown"
+    assert [(gpu.index, gpu.uuid) for gpu in judged.result.gpus] == [(index, gpu["uuid"]) for index, gpu in enumerate(smi.gpus)]
+    assert [gpu.temperature_c for gpu in judged.result.gpus] == [27.0 + index for index in range(8)]
+    assert smi.gpus[7]["uuid"] in judged.finding("answer-incomplete").evidence[0]
+
+
+def test_rows_that_are_glued_are_asked_for_alone(make: Callable[..., FakeSmi], tmp_path: Path) -> None:
+    smi = make(h200())
+    around(smi, 'case "$*" in *--query-gpu=index*-i*|*-i*--query-gpu=index*) real "$@";;\n'
+                '*--query-gpu=index*) real "$@" | sed "4{N;s/\\n//}";; *) real "$@";; esac')  # fmt: skip
+    judged = judge(tmp_path, gpus=8)
+    assert judged.bad() == ["answer-damaged"]
+    assert [(gpu.index, gpu.status) for gpu in judged.result.gpus] == [(index, "ok") for index in range(8)]
+
+
+def test_an_answer_that_comes_twice_is_of_the_same_cards(make: Callable[..., FakeSmi], tmp_path: Path) -> None:
+    smi = make(h200())
+    around(smi, 'case "$*" in *--query-gpu=index*) real "$@";; esac; real "$@"')
+    judged = judge(tmp_path, gpus=8)
+    assert judged.status == "ok"
+    assert len(judged.result.gpus) == judged.result.usable_gpus == 8
+    assert judged.finding("readings-repeated").value == 2
+
+
+@pytest.mark.parametrize("field", ["index", "uuid", "pci.bus_id"])
+def test_two_cards_that_claim_to_be_one_are_not_ok(make: Callable[..., FakeSmi], tmp_path: Path, field: str) -> None:
+    smi = make(h200())
+    smi.gpus[FAULTY][field] = smi.gpus[2][field]
+    smi.lspci()
+    smi.write()
+    judged = judge(tmp_path)
+    assert judged.status == "unknown"
+    assert judged.finding("cards-confused").level == "unknown"
+
+
+@pytest.mark.parametrize("ending", ["exit 0", "exit 14"])
+def test_a_warning_about_a_card_counts_although_its_row_is_good(make: Callable[..., FakeSmi], tmp_path: Path, ending: str) -> None:
+    smi = make(h200())
+    around(smi, f'real "$@"; case "$*" in *--query-gpu=index*) echo "WARNING: infoROM is corrupted at gpu 0000:61:00.0"; {ending};; esac')
+    judged = judge(tmp_path, gpus=8)
+    assert judged.bad() == ["inforom-corrupted"]
+    assert judged.finding("inforom-corrupted").subject == f"gpu 3 0000:61:00.0 {smi.gpus[FAULTY]['uuid']}"
+    assert [gpu.status for gpu in judged.result.gpus] == ["ok"] * 3 + ["degraded"] + ["ok"] * 4
+
+
+def test_a_card_that_answers_only_when_asked_again_is_not_ok(make: Callable[..., FakeSmi], tmp_path: Path) -> None:
+    smi = make(h200())
+    around(smi, 'real "$@"; case "$*" in *-i*) ;; *--query-gpu=index*) '
+                'echo "Unable to determine the device handle for GPU0000:61:00.0: Unknown Error";; esac')  # fmt: skip
+    judged = judge(tmp_path, gpus=8)
+    assert judged.finding("gpu-lost").level == "degraded"
+    assert "asked again it answered" in judged.finding("gpu-lost").message
+    assert judged.result.gpus[FAULTY].status == "degraded"
+
+
+@pytest.mark.parametrize("script", ["exec yes A", "exec /no/such/program", None])
+def test_a_program_that_answers_nonsense_says_nothing_about_the_driver(make: Callable[..., FakeSmi], tmp_path: Path, script: str | None) -> None:
+    smi = make(h200())
+    if script is None:
+        (smi.folder / "nvidia-smi").write_bytes(b"\x7fELF of another machine")
+    else:
+        smi.program("nvidia-smi", script)
+    judged = judge(tmp_path)
+    assert judged.status == "unknown"
+    assert judged.result.gpus == ()

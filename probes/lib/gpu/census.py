@@ -10,7 +10,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from .collect import Seen
     from .lspci import Device
-    from .smi_reading import GpuReading
+    from .smi_reading import GpuReading, Trouble
 
 _LOST = (
     "end what still runs on it, then power-cycle the host (a reboot may not be enough); look for Xid 79 in dmesg; "
@@ -61,6 +61,11 @@ def count(seen: Seen, expected: int | None) -> list[Judgement]:
                 "unknown", "answer-damaged", "lines of the answer name no GPU and may be about one", None, len(seen.unread), "lines",
                 evidence=tuple(seen.unread[:5]), action="run it again; look at nvidia-smi -L on the host",
             )
+        )  # fmt: skip
+    if seen.repeated > 1:
+        told.append(
+            Judgement("ok", "readings-repeated", "the answer has up to %d readings of a GPU; the last one of each is judged" % seen.repeated,
+                      None, seen.repeated, "readings")
         )  # fmt: skip
     return told
 
@@ -119,10 +124,9 @@ def _in_proc(seen: Seen) -> list[Judgement]:
 def driver(seen: Seen) -> list[Judgement]:
     """Judge the driver as a whole: what its tools complain of, and whether its parts are of one version."""
     told = []
-    some_lost = any(not usable(reading) or _says(reading, "reset-required") for reading in seen.readings)
     for trouble in seen.troubles:
-        # What is said of one card stands in that card's own findings, if it is known which one it is.
-        if trouble.scope == "gpu" and (trouble.bus_id is not None or some_lost):
+        if trouble.scope == "gpu":
+            told += _of_one_card(seen, trouble)
             continue
         if trouble.scope == "query" and trouble.code == "field-not-known":
             continue
@@ -151,6 +155,25 @@ def driver(seen: Seen) -> list[Judgement]:
     return told
 
 
+def _of_one_card(seen: Seen, trouble: Trouble) -> list[Judgement]:
+    """What the driver's tools say of one card, unless that card's own findings say it."""
+    level, meaning = trouble.level, trouble.meaning
+    if trouble.bus_id is None:
+        subject = None
+        if any(not usable(reading) or _says(reading, "reset-required") for reading in seen.readings):
+            return []
+    else:
+        reading = next((reading for reading in seen.readings if known(reading.bus_id) == trouble.bus_id), None)
+        subject = "gpu ? %s" % trouble.bus_id if reading is None else reading.describe()
+        if reading is not None and trouble.code in {"gpu-lost", "gpu-reset-required"}:
+            if not usable(reading) or _says(reading, "reset-required"):
+                return []
+            level, meaning = "degraded", meaning + "; asked again it answered"
+        if reading is not None and trouble.code == "inforom-corrupted" and reading.inforom_valid is False:
+            return []
+    return [Judgement(level, trouble.code, meaning, subject, evidence=(trouble.text,), action=trouble.action.replace("BUS_ID", trouble.bus_id or "BUS_ID"))]
+
+
 def _loaded(seen: Seen) -> tuple[str, ...]:
     if seen.module is None:
         return ()
@@ -165,7 +188,8 @@ def _fits(module: str, library: str) -> bool:
 def _no_driver(seen: Seen) -> Judgement:
     physical = gpus_of(seen.devices)
     why = seen.cannot_ask.why if seen.cannot_ask is not None else "nvidia-smi lists none"
-    if physical:
+    how = "not-found" if seen.cannot_ask is None else seen.cannot_ask.how
+    if physical and seen.module is None and how not in {"too-long", "not-started", "not-asked"}:
         return Judgement(
             "fail", "no-driver", "lspci lists %d NVIDIA GPUs and no driver answers for them" % len(physical), None, len(physical), "GPUs",
             evidence=(why, *sorted(physical)[:8]), action="install the driver, or modprobe nvidia; look into dmesg",
@@ -174,6 +198,11 @@ def _no_driver(seen: Seen) -> Judgement:
         return Judgement(
             "unknown", "no-answer", "the driver is loaded and nothing here can ask it", None, evidence=(why, *_loaded(seen)),
             action="put nvidia-smi on the PATH; in a container use the NVIDIA container runtime with the capability utility",
+        )  # fmt: skip
+    if physical:
+        return Judgement(
+            "unknown", "no-answer", "lspci lists %d NVIDIA GPUs and nvidia-smi gives no answer about them" % len(physical), None, len(physical), "GPUs",
+            evidence=(why, *sorted(physical)[:8]), action="run it on the host: nvidia-smi; type -a nvidia-smi; look into dmesg",
         )  # fmt: skip
     if seen.devices is not None:
         return Judgement("skipped", "no-gpus", "there is no NVIDIA GPU here", None, 0, "GPUs", evidence=(why, "lspci lists none"))

@@ -19,6 +19,7 @@ from .looking import Surroundings
 from .missing import NOT_REPORTED, Missing, known, number
 from .occupancy import SAMPLE_GAP
 from .run_smi import SMI, SMI_SECONDS, Programs, Said, ask
+from .same_card import confused, latest
 from .smi_csv import QUERY, askable, parse_gpu_csv, refused_field, without
 from .smi_errors import STATUSES, recognise
 from .smi_lists import APPS_FIELDS, parse_apps, parse_list
@@ -49,6 +50,8 @@ class Seen:
     """What the driver's tools said is wrong."""
     notes: list[str] = field(default_factory=list)
     """Lines that make no sense, fields that the driver does not know."""
+    repeated: int = 1
+    """How many readings of one card the answer held; the last one of each is kept."""
     unread: list[str] = field(default_factory=list)
     """Lines of the main answer that name no GPU and may be about one."""
     cannot_ask: Said | None = None
@@ -237,14 +240,16 @@ def _query(seen: Seen, programs: Programs) -> None:
     answer = parse_gpu_csv(said.out, fields)
     seen.troubles += answer.troubles
     seen.notes += answer.notes
-    seen.readings = answer.readings
+    take(seen, answer.readings)
     if not answer.readings:
         _cannot(seen, said)
         if not _is_about_one_card(answer.troubles):
             return
     seen.source = "nvidia-smi"
-    if said.how != "ended":
+    if said.how == "timeout":
         seen.troubles.append(_hang(said))
+    elif not said.ok and not answer.troubles:
+        seen.troubles.append(_broken_off(said, len(answer.readings)))
     seen.unread = [note for note in answer.notes if note.startswith("not a row")]
     _ask_alone(seen, programs, fields)
 
@@ -259,6 +264,29 @@ def _ask_fields(programs: Programs, fields: tuple[str, ...], *more: str) -> tupl
         fields = without(fields, refused)
         said = programs.ask(SMI, *more, "--query-gpu=" + ",".join(fields), "--format=csv")
     return said, fields
+
+
+def take(seen: Seen, readings: Sequence[GpuReading]) -> None:
+    """Keep the last reading of each card, and note what two of them cannot have in common."""
+    seen.readings, seen.repeated = latest(readings)
+    both = confused(seen.readings)
+    if both:
+        seen.troubles.append(
+            Trouble(
+                "cards-confused", "; ".join(both)[:500], "two GPUs claim to be the same one: nobody can tell which of them is judged",
+                "compare nvidia-smi -L with lspci -d 10de:; ask each alone: nvidia-smi -q -i BUS_ID", "unknown", "host",
+            )
+        )  # fmt: skip
+
+
+def _broken_off(said: Said, rows: int) -> Trouble:
+    """An exit status that no word of the answer explains: there may be more to tell than was told."""
+    ending = said.ending if said.how == "ended" else said.how
+    meaning = STATUSES.get(said.status, ending) if said.status is not None else ending
+    return Trouble(
+        "nvidia-smi-failed", "%s after %d rows: %s" % (ending, rows, said.command),
+        "nvidia-smi failed after it had answered: %s" % meaning, "run it on the host: nvidia-smi; echo $?; look into dmesg", "unknown", "host",
+    )  # fmt: skip
 
 
 def _is_about_one_card(troubles: Sequence[Trouble]) -> bool:
@@ -307,8 +335,9 @@ def _ask_alone(seen: Seen, programs: Programs, fields: tuple[str, ...]) -> None:
         if said.how == "timeout":
             seen.troubles.append(_hang(said))
         alone = [reading for reading in answer.readings if known(reading.bus_id) in {bus, None}]
-        if alone and _whole(alone[0]):
+        if alone and _whole(alone[0]) and (said.ok or answer.troubles):
             _put(seen, bus, alone[0])
+            seen.troubles += [trouble for trouble in answer.troubles if trouble not in seen.troubles]
             continue
         lost = next((trouble for trouble in (*answer.troubles, *seen.troubles) if trouble.code == "gpu-lost" and trouble.bus_id in {bus, None}), None)
         if lost is not None:
@@ -378,6 +407,25 @@ def _evidence(seen: Seen, programs: Programs) -> None:
         return
     seen.cuda_version = known(answer.cuda_version)
     add_detail(seen.readings, answer)
+    _add_left_out(seen, answer)
+
+
+def _add_left_out(seen: Seen, answer: Answer) -> None:
+    """Take cards that only the long answer has: the short one was broken off, or they came back meanwhile."""
+    listed = {known(reading.bus_id) for reading in seen.readings}
+    nameless = any(known(reading.bus_id) is None for reading in seen.readings)
+    left_out = [reading for reading in answer.readings if known(reading.bus_id) not in listed | {None}]
+    if not left_out or nameless:
+        return
+    for reading in left_out:
+        reading.position = len(seen.readings)
+        seen.readings.append(reading)
+    seen.troubles.append(
+        Trouble(
+            "answer-incomplete", "only nvidia-smi -q -x has: %s" % ", ".join(reading.describe() for reading in left_out)[:400],
+            "nvidia-smi told of fewer GPUs than it knows", "run it again; look into dmesg whether a card comes and goes", "unknown", "host",
+        )
+    )  # fmt: skip
 
 
 def add_detail(readings: Sequence[GpuReading], answer: Answer) -> None:

@@ -59,6 +59,11 @@ class Said:
         return self.how == "ended" and self.status == 0
 
     @property
+    def ending(self) -> str:
+        """Say how it ended: ``status 9``, ``signal 11``."""
+        return _status(self.status)
+
+    @property
     def why(self) -> str:
         """Say how it went wrong, in one line."""
         if self.how == "timeout":

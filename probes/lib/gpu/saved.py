@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .collect import Seen, lost_reading
+from .collect import Seen, lost_reading, take
 from .missing import NOT_REPORTED, Missing, known
 from .smi_identify import parse
 
@@ -19,21 +19,21 @@ def read(data: bytes) -> Seen:
     text = data.decode("utf-8", "replace").replace("\r\n", "\n")
     answer = parse(text)
     seen = Seen(
-        readings=answer.readings,
         source=answer.kind,
         troubles=answer.troubles,
         notes=answer.notes,
         cuda_version=known(answer.cuda_version),
         parsed=True,
     )
+    take(seen, answer.readings)
     seen.unread = [note for note in answer.notes if note.startswith("not a row")]
     if not answer.complete:
         seen.unread.append("the answer does not end where it should")
     attached = known(answer.attached_gpus)
-    if attached is not None and attached != len(answer.readings):
-        seen.unread.append("%d GPUs are attached and %d are described" % (attached, len(answer.readings)))
-    whole = not seen.unread and not any(reading.damaged for reading in answer.readings)
-    for reading in answer.readings:
+    if attached is not None and attached != len(seen.readings):
+        seen.unread.append("%d GPUs are attached and %d are described" % (attached, len(seen.readings)))
+    whole = not seen.unread and not any(reading.damaged for reading in seen.readings)
+    for reading in seen.readings:
         if whole and isinstance(reading.index, Missing) and reading.index == NOT_REPORTED:
             reading.index = reading.position
         if isinstance(reading.driver_version, Missing):

@@ -132,9 +132,12 @@ def parse_gpu_csv(text: str, asked: Sequence[str] = ()) -> Answer:
                 trouble_before = trouble.bus_id
                 continue
             answer.notes.append("not a row: %s" % line.strip()[:200])
-            if len(cells) < 2 and known(_identity(line).uuid) is None:
+            if len(cells) < 2 and known(_identities(line)[-1].uuid) is None:
                 continue
-            reading = _identity(line)
+            *glued, reading = _identities(line)
+            for other in glued:
+                other.position = len(answer.readings)
+                answer.readings.append(other)
         reading.position = len(answer.readings)
         if isinstance(reading.bus_id, Missing) and isinstance(reading.uuid, Missing) and trouble_before:
             # The driver names a card that it cannot reach, then prints that card's row full of errors.
@@ -232,19 +235,24 @@ def reasons_of(flags: dict[str, str]) -> int | Missing:
     return mask
 
 
-def _identity(line: str) -> GpuReading:
-    """Return a reading that says only whom a damaged line is about, if that is plain."""
+def _identities(line: str) -> list[GpuReading]:
+    """Return readings that say only whom a damaged line is about, if that is plain: one for each row that was glued into it."""
+    uuids = list(dict.fromkeys(_UUID.findall(line)))
+    addresses = list(dict.fromkeys(filter(None, (normalise(found) for found in _ADDRESS.findall(line)))))
+    if len(uuids) > 1 and len(addresses) in {0, len(uuids)}:
+        # Both come once in each row, in the same order.
+        return [_identity(line, uuid, addresses[place] if addresses else None) for place, uuid in enumerate(uuids)]
+    return [_identity(line, uuids[0] if len(uuids) == 1 else None, addresses[0] if len(addresses) == 1 else None)]
+
+
+def _identity(line: str, uuid: str | None, address: str | None) -> GpuReading:
     reading = GpuReading(source="csv", damaged="its row has another number of cells than there are columns")
     broken = garbage(line.strip())
     for name, value in list(reading.metrics()):
         if isinstance(value, Missing):
             setattr(reading, name, broken)
-    uuids = set(_UUID.findall(line))
-    addresses = {normalise(found) for found in _ADDRESS.findall(line)}
-    if len(uuids) == 1:
-        reading.uuid = uuids.pop()
-    if len(addresses) == 1:
-        reading.bus_id = addresses.pop() or broken
+    reading.uuid = broken if uuid is None else uuid
+    reading.bus_id = broken if address is None else address
     return reading
 
 
