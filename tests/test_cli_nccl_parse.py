@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
 from pathlib import Path
 
 import pytest
+
+from remote_diag.errors import LocalIOError
+from remote_diag.views.plotting import store
 
 from .support import nccl_output, stand_in_perf
 from .support.cli import Ran, command, environment, rdiag
@@ -37,11 +41,11 @@ def test_the_object_that_programs_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("run", "code", "first"),
     [
-        (Run(), 0, "-: nccl: ok - all_reduce over 8 ranks, data correct, peak 40"),
-        (Run(wrong=3), 1, "-: nccl: fail - all_reduce over 8 ranks, WRONG DATA"),
-        (Run(gbs=9), 1, "-: nccl: fail - all_reduce over 8 ranks, data correct"),
-        (Run(validation=0), 10, "-: nccl: unknown - all_reduce over 8 ranks, data not checked"),
-        (Run(gpu="Tesla T4"), 10, "-: nccl: unknown - all_reduce over 8 ranks, data correct"),
+        (Run(), 0, "x.log: nccl: ok - all_reduce over 8 ranks, data correct, peak 40"),
+        (Run(wrong=3), 1, "x.log: nccl: fail - all_reduce over 8 ranks, WRONG DATA"),
+        (Run(gbs=9), 1, "x.log: nccl: fail - all_reduce over 8 ranks, data correct"),
+        (Run(validation=0), 10, "x.log: nccl: unknown - all_reduce over 8 ranks, data not checked"),
+        (Run(gpu="Tesla T4"), 10, "x.log: nccl: unknown - all_reduce over 8 ranks, data correct"),
     ],
     ids=["good", "wrong", "slow", "unchecked", "not known"],
 )
@@ -57,6 +61,10 @@ def test_from_stdin_without_any_host(tmp_path: Path) -> None:
         env=environment(tmp_path), timeout=60,
     )  # fmt: skip
     assert (done.returncode, json.loads(done.stdout)["status"]) == (0, "ok")
+    done = subprocess.run(
+        command("nccl", "--parse", "-"), input=text(Run()).encode(), capture_output=True, cwd=tmp_path, env=environment(tmp_path), timeout=60
+    )  # fmt: skip
+    assert done.stdout.startswith(b"stdin: nccl: ok - ")
     # No host was asked: nothing was installed anywhere.
     assert not (tmp_path / ".cache" / "rdiag").exists()
 
@@ -100,10 +108,42 @@ def test_figures_and_thresholds_of_ones_own(tmp_path: Path) -> None:
     assert (wrong.code, "own.csv" in wrong.err) == (3, True)
 
 
+def test_a_picture_that_cannot_be_written_whole_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    picture = tmp_path / "x.html"
+    picture.write_text("the old one")
+
+    def half(path: Path, contents: bytes) -> int:
+        with path.open("wb") as file:
+            file.write(contents[:4])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", half)
+    with pytest.raises(LocalIOError, match="No space"):
+        store(picture, b"the new one")
+    assert [path.name for path in tmp_path.iterdir()] == ["x.html"]
+    assert picture.read_text() == "the old one"
+
+
+def test_a_name_that_would_steer_the_terminal(tmp_path: Path) -> None:
+    ran = parse(tmp_path, text(Run()), name="x\x1b[2J.log")
+    assert ran.code == 0
+    assert "\x1b" not in ran.out
+    assert ran.out.startswith("x\\x1b[2J.log: nccl: ok")
+
+
+@pytest.mark.parametrize("sizes", ["0", "8:4", "8:64:1", "8,0", "x", "", "\u0663", "1:1G:2,8", "9" * 5000])
+def test_sizes_that_nobody_could_measure_ask_no_host(tmp_path: Path, sizes: str) -> None:
+    ran = rdiag("nccl", "--backend", "gloo", "--sizes", sizes, home=tmp_path)
+    assert (ran.code, ran.out) == (2, "")
+    assert "--sizes" in ran.err
+    assert "Traceback" not in ran.err
+
+
 def test_pictures(tmp_path: Path) -> None:
     ran = parse(tmp_path, text(Run()), "--plot", "x.html", "--json")
     assert (ran.code, ran.json["status"]) == (0, "ok")
     assert "Bus bandwidth" in (tmp_path / "x.html").read_text()
+    assert sorted(path.name for path in tmp_path.iterdir() if path.is_file()) == ["x.html", "x.log"]
     assert parse(tmp_path, text(Run()), "--plot", "x.pdf").code == 2
     assert parse(tmp_path, text(Run()), "--plot", "gone/x.html").code == 2
     ran = parse(tmp_path, "Test timeout (60s) x\n", "--plot", "none.html")

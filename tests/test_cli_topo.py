@@ -46,7 +46,7 @@ def test_a_capture_from_stdin_for_people(tmp_path: Path) -> None:
     ran = rdiag("topo", "--parse", str(captures.FOLDER / "topo_m__8xH200-nv18-8nic-rocep.txt"), home=tmp_path)
     assert ran.code == 0
     lines = ran.out.splitlines()
-    assert lines[0] == "-: topo: ok - 8 GPUs; pairs as NCCL will join them: 28 NVLink"
+    assert lines[0] == "topo_m__8xH200-nv18-8nic-rocep.txt: topo: ok - 8 GPUs; pairs as NCCL will join them: 28 NVLink"
     assert "\x1b" not in ran.out
     assert re.search(r"^GPU3 +NV18 +NV18 +NV18 +X +NV18", ran.out, re.MULTILINE)
     assert re.search(r"^│  ├─ NIC0 rocep145s0$", ran.out, re.MULTILINE)

@@ -22,14 +22,30 @@ PROBES = {"nccl": "nccl", "gloo": "collectives-cpu"}
 """Backend -> the probe that measures with it; only the first is guarded against busy GPUs."""
 
 
+def checked_sizes(ctx: click.Context, parameter: click.Parameter, given: str | None) -> str | None:
+    """Refuse sizes that no host could measure before one is asked."""
+    from .parse import provide_probe_code
+
+    if given is not None:
+        provide_probe_code()
+        from probes.lib.comm.plan import parse_sizes
+
+        try:
+            parse_sizes(given)
+        except ValueError as error:
+            raise click.BadParameter(str(error), ctx=ctx, param=parameter) from error
+    return given
+
+
 @click.command()
 @click.option(
-    "--collective", type=click.Choice(COLLECTIVES), default="all_reduce", show_default=True, help="Which collective."
-)
+    "--collective", type=click.Choice(COLLECTIVES), default="all_reduce", show_default=True, metavar="NAME",
+    help=", ".join(COLLECTIVES) + ".",
+)  # fmt: skip
 @click.option(
-    "--sizes", metavar="FROM:TO", help="Bytes: 8:4G, 8:4G:2 with a factor, or a list 32K,1M.  [default: 8:4G, gloo 8:16M]"
+    "--sizes", metavar="FROM:TO", callback=checked_sizes, help="Bytes: 8:4G, 8:4G:2 with a factor, or a list 32K,1M.  [default: 8:4G, gloo 8:16M]"
 )
-@click.option("--dtype", type=click.Choice(DTYPES), help="Type of the elements.  [default: bf16, gloo fp32]")
+@click.option("--dtype", type=click.Choice(DTYPES), metavar="TYPE", help=", ".join(DTYPES) + ".  [default: bf16, gloo fp32]")
 @click.option("--graph", is_flag=True, help="Take latency from replayed CUDA graphs: without the cost of launching.")
 @click.option(
     "--backend", type=click.Choice(list(PROBES)), default="nccl", show_default=True, help="gloo runs the same on the CPU."
@@ -60,7 +76,7 @@ def command(settings: Settings, /, backend: str, parsed: Path | None, plot: Path
     rdiag nccl --host gpu8
     rdiag nccl --collective all_gather --sizes 32K,1M,1G --host gpu8
     rdiag nccl --backend gloo --ranks 8
-    rdiag nccl --binary /opt/nccl-tests/build/all_reduce_perf --host gpu8 -- -b 8 -e 1G -f 2 -g 8
+    rdiag nccl --binary ./all_reduce_perf --host gpu8 -- -b 8 -e 1G -g 8
     rdiag nccl --parse all_reduce.log --plot all_reduce.html
     """
     from ..parameters import build
@@ -140,7 +156,7 @@ class _Picture:
         try:
             data = draw(outcome, path, published(outcome.answer, self._reference))
         except ValueError as error:
-            click.echo(f"rdiag: {outcome.host}: {path} is not drawn: {error}", err=True)
+            click.echo(f"rdiag: {path} is not drawn: {error}", err=True)
             return
         store(path, data)
 

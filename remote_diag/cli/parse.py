@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 import tempfile
+from dataclasses import replace
 from importlib.machinery import ModuleSpec
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 NO_HOST = "-"
 """Stands for the host in what is printed."""
 MAX_BYTES = 64 * 1024 * 1024
+_NAME = 80
 
 
 def execute_parsed(
@@ -44,6 +46,7 @@ def execute_parsed(
     """
     from ..discovery import locate
     from ..probe import load
+    from ..text import safe
     from .output import print_json, print_outcome
 
     data = read(file)
@@ -55,7 +58,8 @@ def execute_parsed(
     if settings.json:
         print_json(outcome.as_dict())
     else:
-        print_outcome(outcome, view)
+        # People see what was judged where a run names its host.
+        print_outcome(replace(outcome, host="stdin" if str(file) == "-" else safe(file.name, limit=_NAME)), view)
     return int(outcome.exit_code)
 
 

@@ -6,6 +6,9 @@ A page holds all that it shows and loads nothing; matplotlib comes with the extr
 from __future__ import annotations
 
 import math
+import os
+import secrets
+import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -58,9 +61,17 @@ def check(path: Path) -> None:
 
 
 def store(path: Path, contents: bytes) -> None:
-    """Write a picture; raise LocalIOError where that cannot be done."""
+    """Write a picture, all of it or nothing; raise LocalIOError where that cannot be done."""
+    target = path.resolve()
+    temporary = target.with_name(f".new-{os.getpid()}-{secrets.token_hex(4)}")
     try:
-        path.write_bytes(contents)
+        try:
+            temporary.write_bytes(contents)
+            if target.exists():
+                shutil.copymode(target, temporary)
+            temporary.replace(target)
+        finally:
+            temporary.unlink(missing_ok=True)
     except OSError as error:
         raise LocalIOError(f"cannot write {path}: {error.strerror or error}") from error
 

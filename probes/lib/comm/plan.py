@@ -9,6 +9,7 @@ _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 FACTOR = 4
 """Between one size and the next."""
 MOST_SIZES = 128
+MOST_BYTES = 1 << 50
 LATENCY_UP_TO = 1 << 20
 """Bytes: up to here latency tells, above it bandwidth does."""
 ELEMENT = {"bf16": 2, "fp16": 2, "fp32": 4, "fp64": 8, "int32": 4, "int64": 8, "uint8": 1}
@@ -30,7 +31,10 @@ def parse_size(text: str) -> int:
     match = _SIZE.fullmatch(text.strip())
     if match is None or int(match[1]) == 0:
         raise ValueError("%r is no size: write bytes, or a number with K, M or G" % text)
-    return int(match[1]) * _UNITS[match[2]]
+    size = int(match[1]) * _UNITS[match[2]]
+    if size > MOST_BYTES:
+        raise ValueError("%.40s is more than any GPU holds" % text)
+    return size
 
 
 def parse_sizes(text: str) -> list[int]:

@@ -284,7 +284,7 @@ def test_sizes(text: str, sizes: list[int]) -> None:
     assert plan.parse_sizes(text) == sizes
 
 
-@pytest.mark.parametrize("text", ["", "0", "8:", "4G:8", "1:8:1", "1:8:2:2", "x", "1,,2", "1:4G:1024x", "-8:8", "1T"])
+@pytest.mark.parametrize("text", ["", "0", "8:", "4G:8", "1:8:1", "1:8:2:2", "x", "1,,2", "1:4G:1024x", "-8:8", "1T", "9" * 30, "9" * 5000, "8:99999999G"])
 def test_no_sizes(text: str) -> None:
     with pytest.raises(ValueError, match=r".+"):
         plan.parse_sizes(text)
