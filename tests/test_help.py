@@ -15,7 +15,7 @@ def test_what_is_looked_at_exists() -> None:
     assert set(DOCTOR) <= set(COMMANDS)
 
 
-@pytest.mark.parametrize("name", (*DOCTOR, "nccl", "p2p"))
+@pytest.mark.parametrize("name", [*DOCTOR, "nccl", "p2p"])
 def test_no_line_is_wider_than_a_terminal(name: str) -> None:
     from importlib import import_module
 
