@@ -10,7 +10,7 @@ import os
 import platform
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -233,6 +233,9 @@ def run(params: Params, context: Context) -> Result:
     conf_lines, conf_errors = _conf_lines(effective, home)
     mentions, _ = variables.mentions(home)
     settings = _settings(effective, origin, conf_lines, mentions)
+    if redactor is not None:
+        for named in (effective, process, *({line.name: line.value} for line in conf_lines)):
+            redactor.hide_peers(named)
     context.progress(1, 3, unit="steps", label="torch and NCCL")
     child_env = {**os.environ, **effective}
     asked = software.Answer(None, None)
@@ -297,7 +300,8 @@ def run(params: Params, context: Context) -> Result:
             "process_differs": _differing(process, effective) if params.pid is not None else [],
         },
     ).all()  # fmt: skip
-    return result if redactor is None else redactor.value(result)
+    # A version of four parts, as cuDNN's, looks like an address.
+    return result if redactor is None else replace(redactor.value(result), packages=result.packages)
 
 
 def _process(pid: int | None, context: Context) -> dict[str, str]:

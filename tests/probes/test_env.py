@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -302,6 +303,60 @@ def test_redaction(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) 
         "CUDA_VISIBLE_DEVICES": "GPU-(hidden)",
         "NCCL_SOCKET_IFNAME": "/home/(user)/if",
     }
+
+
+def test_redaction_hides_other_hosts_and_longer_names_and_keeps_versions_of_packages(
+    tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    child = subprocess.Popen(["sleep", "60"], env={"MASTER_ADDR": "peer8.corp.example", "PATH": os.environ["PATH"]})
+    try:
+        monkeypatch.setenv("MASTER_ADDR", "peer7.corp.example")
+        monkeypatch.setenv("NCCL_COMM_ID", "chief.corp.example:29500")
+        monkeypatch.setattr("socket.gethostname", lambda: "gpu8")
+        monkeypatch.setenv("LD_LIBRARY_PATH", "/data/gpu8_scratch/lib:/gpu8-ib0:/gpu80")
+        monkeypatch.setattr(software, "packages", lambda: {"nvidia-cudnn-cu12": "9.10.2.21"})
+        result, found = look(tmp_path, redact=True, pid=child.pid)
+    finally:
+        child.kill()
+        child.wait()
+    assert {setting.name: setting.value for setting in result.settings} == {
+        "MASTER_ADDR": "(host)",
+        "NCCL_COMM_ID": "(host):29500",
+        "LD_LIBRARY_PATH": "/data/(host)_scratch/lib:/(host)-ib0:/gpu80",
+    }
+    assert "process-differs" in found
+    assert "corp" not in repr((result, found))
+    assert result.packages == (env.Package("nvidia-cudnn-cu12", "9.10.2.21"),)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "http://bob:p@ss/SEKRET@proxy:1", "http://bob:a/SEKRET@proxy", "https://h/x?token=SEKRET&a=1", "--password SEKRET", "hf_SEKRET34567890123456",
+        '{"api_key": "SEKRET"}', "Authorization: Bearer SEKRET", "x;access-token:SEKRET", "ghp_SEKRET0123456789abcdef", "a sk-SEKRET-0123456789abcdef",
+        "eyJSEKRET01234567.eyJSEKRET.sig", "x" * 490 + " hf_" + "SEKRET" * 10, "http://" + "y" * 600 + ":SEKRET@h",
+    ],
+)  # fmt: skip
+def test_secrets_in_values_are_hidden(value: str) -> None:
+    assert "SEKRET" not in variables.shown("NCCL_X", value)
+
+
+@pytest.mark.parametrize("name", ["NCCL_PASS", "NCCL_PASSPHRASE", "CUDA_API_KEYS", "NCCL_BEARER", "NCCL_X_JWT", "CUDA_COOKIE"])
+def test_variables_called_like_secrets_are_hidden(name: str) -> None:
+    assert variables.shown(name, "plain") == variables.HIDDEN
+
+
+@pytest.mark.parametrize("value", ["/opt/keys/lib:/a/token/lib", "^LL128", "mlx5_0:1,mlx5_1:1", "expandable_segments:True", "bypass=1", "tcp://10.0.0.1:29500"])
+def test_ordinary_values_are_shown(value: str) -> None:
+    assert variables.shown("NCCL_X", value) == value
+
+
+def test_a_long_value_does_not_take_long() -> None:
+    # 100 KiB of one word took minutes, as each letter began another search.
+    begun = time.process_time()
+    variables.shown("NCCL_X", "a" * 100_000)
+    variables.shown("NCCL_X", "a://" * 100_000)
+    assert time.process_time() - begun < 5
 
 
 def test_redaction_leaves_versions_and_loopback() -> None:

@@ -10,7 +10,7 @@ import socket
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, TypeVar
+    from typing import Any, Mapping, TypeVar
 
     T = TypeVar("T")
 
@@ -22,6 +22,9 @@ _ADDRESSES = (
     (re.compile(r"(?<![\w:])[0-9a-f]{1,4}(?:::?[0-9a-f]{1,4}){3,7}(?![\w:])", re.IGNORECASE), "(address)"),
     (re.compile(r"/(home|Users|users)/[^/\s:,;]+"), r"/\1/(user)"),
 )
+
+PEERS = frozenset({"MASTER_ADDR", "NCCL_COMM_ID", "NCCL_RAS_ADDR"})
+"""Variables that name a host, often another one, whose name cannot be known here."""
 
 
 class Redactor:
@@ -48,13 +51,21 @@ class Redactor:
     def _add(self, words: set[str], instead: str) -> None:
         for word in sorted(words, key=len, reverse=True):
             if len(word) > 1 and word != "localhost":
-                self._words.append((re.compile(r"(?<![\w-])%s(?![\w-])" % re.escape(word), re.IGNORECASE), instead))
+                # Part of a longer name too, gpu8-ib0 or gpu8_data; a letter or digit beside it makes it another word.
+                self._words.append((re.compile(r"(?<![^\W_])%s(?![^\W_])" % re.escape(word), re.IGNORECASE), instead))
 
     def text(self, text: str) -> str:
         """Return ``text`` without them."""
         for pattern, instead in (*self._words, *_ADDRESSES):
             text = pattern.sub(instead, text)
         return text
+
+    def hide_peers(self, variables: Mapping[str, str]) -> None:
+        """Hide the hosts that variables name, wherever they occur; addresses are hidden without it."""
+        for name in PEERS & variables.keys():
+            host = re.sub(r":\d+\Z", "", variables[name].strip())
+            if re.fullmatch(r"[A-Za-z0-9_.-]*[A-Za-z][A-Za-z0-9_.-]*", host):
+                self._add({host, host.partition(".")[0]}, "(host)")
 
     def value(self, value: T) -> T:
         """Return ``value`` (dataclasses, tuples, dicts, scalars) with every text in it redacted."""

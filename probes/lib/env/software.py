@@ -16,6 +16,8 @@ import sys
 from dataclasses import dataclass
 from time import monotonic
 
+from probes.lib.env.variables import without_secrets
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
@@ -205,7 +207,7 @@ def _child(code: str, arguments: list[str], seconds: float, env: dict[str, str])
     except ValueError:
         lines = output[errors].decode("utf-8", "backslashreplace").strip().splitlines()
         how = "ended by signal %d" % -ended if ended is not None and ended < 0 else "ended without an answer"
-        return Answer(None, (lines[-1][:300] if lines and (ended or 0) >= 0 else how))
+        return Answer(None, (without_secrets(lines[-1][:2000])[:300] if lines and (ended or 0) >= 0 else how))
     return Answer(values, None) if isinstance(values, dict) else Answer(None, "it answered nonsense")
 
 

@@ -17,8 +17,19 @@ NAMES = frozenset({
     "FI_PROVIDER", "FI_EFA_USE_DEVICE_RDMA", "UCX_NET_DEVICES", "UCX_TLS",
 })  # fmt: skip
 """Variables besides those of PREFIXES. A new one must not be able to hold a secret."""
-_SECRET = re.compile(r"TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|(?:^|_)(?:KEY|PWD|AUTH)(?:_|$)|API_?KEY", re.IGNORECASE)
-_LOGIN = re.compile(r"(\w+://)[^/@\s]+@")
+_WORDS = r"TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIAL|API_?KEY|BEARER|COOKIE|SIGNATURE"
+_SECRET = re.compile(_WORDS + r"|(?:^|_)(?:KEYS?|PWD|PASS|AUTH|JWT)(?:_|$)", re.IGNORECASE)
+# To the last @ before a space: a password may hold anything that an address may not.
+_LOGIN = re.compile(r"\b(\w+://)\S*@")
+_NAMED = r"(?:%s|(?<![A-Za-z])(?:key|pwd|pass|auth|sig|jwt))s?(?:[_-]\w+)*" % _WORDS
+_ASSIGNED = re.compile(
+    r"((?:%s[\"']?\s*[=:]|--?[\w-]*%s(?=\s)|\bbearer(?=\s))\s*(?:(?:basic|bearer)\s+)?)[\"']?[^\s\"'&;,}]+" % (_NAMED, _NAMED), re.IGNORECASE
+)
+_TOKEN = re.compile(
+    r"\b(?:hf_\w{16,}|gh[a-z]_\w{16,}|github_pat_\w{16,}|glpat-[\w-]{16,}|(?:sk|pk|rk)-[\w-]{16,}|nvapi-[\w-]{16,}|xox[a-z]-[\w-]{10,}"
+    r"|(?:AKIA|ASIA)[A-Z0-9]{12,}|AIza[\w-]{20,}|wandb_v\d_\w{16,}|eyJ[\w-]{8,}(?:\.[\w-]+){1,2})"
+)
+"""Forms that issuers of tokens give them, so that they are recognised."""
 _VALUE = 500
 HIDDEN = "(hidden)"
 
@@ -65,8 +76,15 @@ def shown(name: str, value: str) -> str:
     """Return a value as it may be shown: nothing of a secret, no login in an address, not endless."""
     if _SECRET.search(name):
         return HIDDEN
-    value = _LOGIN.sub(r"\1" + HIDDEN + "@", value.encode("utf-8", "backslashreplace").decode("utf-8"))
-    return value if len(value) <= _VALUE else value[:_VALUE] + "..."
+    # The end goes first: patterns need not look at a megabyte, and half a secret at the cut is one no more.
+    cut, value = len(value) > _VALUE, without_secrets(value[: 8 * _VALUE])
+    return value[:_VALUE] + "..." if cut or len(value) > _VALUE else value
+
+
+def without_secrets(text: str) -> str:
+    """Return ``text`` without logins in addresses, and without what its form or the word before it says is a secret."""
+    text = _LOGIN.sub(r"\1" + HIDDEN + "@", text.encode("utf-8", "backslashreplace").decode("utf-8"))
+    return _TOKEN.sub(HIDDEN, _ASSIGNED.sub(r"\1" + HIDDEN, text))
 
 
 def of_process(pid: int | str) -> dict[str, str]:
