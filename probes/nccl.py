@@ -262,7 +262,7 @@ class Result:
     complete: bool
     """Whether every size was measured, or the file has its footer."""
     correctness: Literal["ok", "wrong", "not_checked"]
-    """Whether contents arrived: wrong as soon as one element is; ok only if every row was checked."""
+    """Whether contents arrived: wrong as soon as one element is; ok only if every size is there and was checked."""
     damaged_rows: int
     """Rows of a file that could not be read."""
     rows: tuple[Row, ...]

@@ -76,7 +76,7 @@ def command(settings: Settings, /, backend: str, parsed: Path | None, plot: Path
     rdiag nccl --host gpu8
     rdiag nccl --collective all_gather --sizes 32K,1M,1G --host gpu8
     rdiag nccl --backend gloo --ranks 8
-    rdiag nccl --binary ./all_reduce_perf --host gpu8 -- -b 8 -e 1G -g 8
+    rdiag nccl --binary /opt/all_reduce_perf --host gpu8 -- -e 1G -g 8
     rdiag nccl --parse all_reduce.log --plot all_reduce.html
     """
     from ..parameters import build

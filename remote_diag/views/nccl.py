@@ -45,6 +45,8 @@ def sentence(result: Any) -> str:
     """Return the whole in one sentence."""
     ranks = "an unknown number of ranks" if result.ranks is None else f"{result.ranks} rank{'s' * (result.ranks != 1)}"
     data = {"ok": "data correct", "wrong": "WRONG DATA", "not_checked": "data not checked"}[result.correctness]
+    if result.correctness == "not_checked" and any(row.wrong is not None for row in result.rows):
+        data = "data checked in part"
     parts = [f"{result.collective} over {ranks}, {data}"]
     if result.peak_busbw_gbs is not None:
         against = ""

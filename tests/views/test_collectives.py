@@ -44,6 +44,11 @@ def test_a_collective() -> None:
     assert "torch 2.9.0" in text
 
 
+def test_data_of_a_run_that_ended_early_are_said_to_be_checked_in_part() -> None:
+    text = shown(nccl_view, "nccl", measured(complete=False, correctness="not_checked"), status="fail")
+    assert "over 8 ranks, data checked in part, peak 46.98 GB/s, not complete" in text
+
+
 def test_wrong_and_unchecked_data_are_told_apart_and_nobody_steers_the_terminal() -> None:
     rows = [
         tables.row("all_reduce", 8, in_place=True, wrong=7),

@@ -300,12 +300,16 @@ def _report(job: Job, arm: Arm) -> dict[str, Any]:
         {"rank": rank, "name": ready["name"], "bus_id": ready["bus_id"], "uuid": ready["uuid"]}
         for rank, ready in enumerate(arm.ready)
     ]
+    complete = arm.trouble is None and not arm.left_out
+    correctness = tables.correctness(arm.rows)
     return tables.report(
         "measured",
         job.backend,
         job.collective,
         rows=arm.rows,
-        complete=arm.trouble is None and not arm.left_out,
+        complete=complete,
+        # What a size that was not measured would have given is not known.
+        correctness="not_checked" if correctness == "ok" and not complete else correctness,
         ranks=job.ranks,
         peak_busbw_gbs=None if peak is None else peak["busbw_gbs"],
         peak_size_bytes=None if peak is None else peak["size_bytes"],
