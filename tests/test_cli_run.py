@@ -206,6 +206,9 @@ def test_a_probe_that_misbehaves(inventory: Path, tmp_path: Path, case: str) -> 
         (("run", "hello", "-H", "gone"), 4, "gone: connect"),
         (("run", "hello", "-H", "broken"), 7, "/nowhere/bin/python"),
         (("run", "hello", "-H", "zsh", "--timeout", "0"), 2, "timeout"),
+        (("run", "hello", "-H", "zsh", "--timeout", "nan"), 2, "timeout"),
+        (("run", "hello", "-H", "zsh", "--timeout", "inf"), 2, "timeout"),
+        (("run", "hello", "-H", "zsh", "--timeout", "1e9"), 2, "timeout"),
     ],
 )
 def test_errors_have_their_code_and_say_what_to_do(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -12,6 +13,10 @@ from .settings import Settings
 
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
 pass_settings = click.make_pass_decorator(Settings, ensure=True)
+
+
+LONGEST_RUN = 7 * 24 * 3600
+"""Seconds; the same as in an inventory."""
 
 
 def _store(name: str) -> Callable[[click.Context, click.Parameter, Any], Any]:
@@ -56,12 +61,22 @@ host_option = click.option(
     shell_complete=complete_hosts,
     help="Host or group of the inventory; may be repeated.  [default: local]",
 )
+
+
+def _store_timeout(ctx: click.Context, parameter: click.Parameter, value: float | None) -> float | None:
+    # Nothing is less or more than nan, so the range lets it pass.
+    if value is not None and math.isnan(value):
+        raise click.BadParameter("nan is no number of seconds", ctx=ctx, param=parameter)
+    stored: float | None = _store("timeout")(ctx, parameter, value)
+    return stored
+
+
 timeout_option = click.option(
     "--timeout",
-    type=click.FloatRange(min=0, min_open=True),
+    type=click.FloatRange(min=0, min_open=True, max=LONGEST_RUN),
     metavar="SECONDS",
     expose_value=False,
-    callback=_store("timeout"),
+    callback=_store_timeout,
     help="Deadline of the run.  [default: the host's]",
 )
 probe_path_option = click.option(
