@@ -291,15 +291,20 @@ def _result(  # noqa: PLR0917
 ) -> Result:
     from probes.lib.comm.trace_shares import DeviceShares, windows
 
-    devices = []
+    devices: list[Device] = []
+    leaders: dict[int, tuple[float, str]] = {}
+    idle: list[int] = []
     gpu_events = sum(each.communication.count + each.compute.count + each.copies.count for each in gathered.devices.values())
     for number in sorted(gathered.devices):
         found = windows(gathered, number, params.step)
         if found is None:
             continue
         shares = DeviceShares(gathered.devices[number], gathered.kinds, found.spans)
-        if any(shares.kernels.values()) or len(gathered.devices) == 1:
+        if any(shares.kernels.values()):
             devices.append(_device(params, number, found, shares, gathered.kinds))
+            leaders[number] = max(((measure.total, name) for name, measure in shares.names.items()), default=(0.0, ""))
+        else:
+            idle.append(number)
     group = reader.properties.get("distributedInfo")
     group = group if isinstance(group, dict) else {}
     stepped = any(device.window != "span" for device in devices)
@@ -319,7 +324,7 @@ def _result(  # noqa: PLR0917
         annotations=tuple(sorted(gathered.names))[:40],
         devices=tuple(devices),
     )
-    _judge(params, result, gathered, context)
+    _judge(params, result, gathered, leaders, idle, context)
     return result
 
 
@@ -416,11 +421,20 @@ def _messages(shares: DeviceShares, kinds: list[Kind]) -> tuple[Message, ...]:
     return tuple(sorted(rows, key=lambda row: -row.total_us))
 
 
-def _judge(params: Params, result: Result, gathered: Gathered, context: Context) -> None:
+def _judge(  # noqa: PLR0917
+    params: Params, result: Result, gathered: Gathered, leaders: dict[int, tuple[float, str]], idle: list[int], context: Context
+) -> None:
     if not result.gpu_events:
         context.finding(
             "unknown", "no-gpu-work", "the trace holds no work of a GPU: %d events of other kinds" % result.events,
             action="profile with ProfilerActivity.CUDA, and on a machine with GPUs",
+        )  # fmt: skip
+        return
+    if not result.devices and idle:
+        context.finding(
+            "unknown", "empty-step", "no GPU does anything within the steps",
+            evidence=("%d events of GPUs lie outside of %d steps" % (result.gpu_events, len(gathered.cpu_spans) + sum(map(len, gathered.gpu_spans.values()))),),
+            action="name another annotation with --step, or trace longer: the GPU works later than the program asks it to",
         )  # fmt: skip
         return
     if not result.devices:
@@ -438,10 +452,18 @@ def _judge(params: Params, result: Result, gathered: Gathered, context: Context)
             value=result.unusable_events, unit="events",
         )  # fmt: skip
     for device in result.devices:
-        _judge_device(params, result, device, context)
+        if gathered.devices[device.device].mixed:
+            context.finding(
+                "unknown", "ranks-merged", "several processes have a GPU %d in this trace: their work is added up as if it were one GPU's" % device.device,
+                subject="GPU %d" % device.device, evidence=tuple(sorted(gathered.devices[device.device].others))[:5],
+                action="give the trace of one rank",
+            )  # fmt: skip
+        _judge_device(params, result, device, leaders[device.device], context)
 
 
-def _judge_device(params: Params, result: Result, device: Device, context: Context) -> None:
+def _judge_device(params: Params, result: Result, device: Device, leads: tuple[float, str], context: Context) -> None:
+    from probes.lib.comm.share_words import CPU_STEPS, advice, boundness, called
+
     subject = "GPU %d of %s" % (device.device, "the trace" if result.rank is None else "rank %d" % result.rank)
     if device.step_us <= 0:
         context.finding("unknown", "empty-step", "the steps have no length", subject=subject)
@@ -460,37 +482,17 @@ def _judge_device(params: Params, result: Result, device: Device, context: Conte
         "all communication %.1f %%, NCCL's kernels %.1f %%; overlapped %.1f us, exposed %.1f us"
         % (100 * device.communication_share, 100 * device.nccl_share, device.overlapped_us, device.exposed_us),
         "a kernel's time includes its waiting for the other ranks; their traces tell who came late",
-        *(_boundness(params, row) for row in device.collectives[:3]),
+        *(boundness(row, params.small_bytes) for row in device.collectives[:3]),
+        *(CPU_STEPS if device.clock == "cpu" else ()),
     ]
     context.finding(
         level, "communication-share",
         "%.1f %% of %s is %s; %.1f %% is communication that no computation hides"
-        % (100 * leader.share, what, leader.name, 100 * device.exposed_share),
+        % (100 * min(1.0, leads[0] / device.step_us), what, called(leads[1]), 100 * device.exposed_share),
         subject=subject, value=round(device.exposed_share, 6), unit="of the step", threshold=params.exposed_limit,
         threshold_source="exposed_limit: own judgement, nothing published", evidence=tuple(evidence),
-        action=_advice(leader) if over else None,
+        action=advice(leader) if over else None,
     )  # fmt: skip
-
-
-def _boundness(params: Params, row: Collective) -> str:
-    total = row.latency_bound_us + row.bandwidth_bound_us + row.unsized_us or 1.0
-    text = "%s (%s): %d calls, median %s us" % (row.name, row.family, row.calls, "-" if row.p50_us is None else "%.1f" % row.p50_us)
-    if row.unsized_us >= total:
-        return text + "; sizes were not recorded (CUDA graphs leave them out), so latency and bandwidth cannot be told apart"
-    return text + "; %.0f %% of their time in messages up to %d bytes, %.0f %% in larger ones, %.0f %% of unknown size" % (
-        100 * row.latency_bound_us / total, params.small_bytes, 100 * row.bandwidth_bound_us / total, 100 * row.unsized_us / total,
-    )  # fmt: skip
-
-
-def _advice(leader: Collective) -> str:
-    if leader.latency_bound_us > leader.bandwidth_bound_us and leader.latency_bound_us >= leader.unsized_us:
-        return (
-            "messages are small: measure their latency with rdiag nccl, then fewer or fused calls, a one-shot all-reduce,"
-            " or less tensor parallelism help; more bandwidth does not"
-        )
-    if leader.bandwidth_bound_us >= leader.unsized_us:
-        return "messages are large: compare their bandwidth with rdiag nccl, look at rdiag topo, and overlap them with computation"
-    return "record sizes (a trace without CUDA graphs) to tell latency from bandwidth; rdiag nccl measures both on this host"
 
 
 def _whole(value: object) -> int | None:

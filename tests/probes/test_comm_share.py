@@ -7,6 +7,7 @@ import os
 import random
 import subprocess
 import sys
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -139,6 +140,103 @@ def test_kernels_of_other_libraries_count_apart(tmp_path: Path) -> None:
     device = read(tmp_path, path=str(write_trace(tmp_path / "t.json", events)))[0].devices[0]
     assert (device.communication_us, device.nccl_us) == (80.0, 20.0)
     assert {(row.family, row.name) for row in device.collectives} == {("custom", "all_reduce"), ("nccl", "all_reduce")}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "ncclKernel_AllReduce_RING_LL_Sum_float(ncclWorkElem)", "ncclSymkDevKernel_AllReduce_AGxLL_R_sum_bf16(x)",
+        "void vllm::cross_device_reduce_1stage<__nv_bfloat16, 8>(vllm::RankData*, vllm::RankSignals)",
+        "_ZN4vllm26cross_device_reduce_2stageI13__nv_bfloat16Li8EEEvPNS_8RankDataE",
+        "void sglang::allreduce_LL_1node<__half>(mscclpp::MemoryChannelDeviceHandle*)", "void custom_all_reduce<half>(half*)",
+        "std::enable_if<(N > 2), void>::type foo::one_shot_all_reduce_kernel<float, 4>(float*)",
+        "void tensorrt_llm::kernels::oneShotAllReduceKernel<half, 8, false>(AllReduceParams)", "multimem_one_shot_all_reduce_kernel",
+        "void flashinfer::trtllm_allreduce_fusion::allreduce_fusion_kernel_oneshot_lamport<(Pattern)1, __nv_bfloat16>(Params)",
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("layout", ["kineto", "compact"])
+def test_97_percent_is_all_reduce_whoever_reduces(tmp_path: Path, name: str, layout: str) -> None:
+    # Half by NCCL, half by another library: it is all one all-reduce to whoever asks for its share.
+    events = [annotation("verify", 0, 1000, device=0), all_reduce(0, 300), kernel(name, 300, 670), kernel(GEMM, 970, 30)]
+    result, findings = read(tmp_path, path=str(write_trace(tmp_path / "t.json", events, layout)), step="verify")
+    assert result.devices[0].communication_share == 0.97
+    assert findings[-1].message.startswith("97.0 % of the verify step is all_reduce; 97.0 %")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "triton_red_fused_all_reduce_0", "triton_poi_fused_add_all_reduce_wait_tensor_0", "void oneflow::SoftmaxBlockAllReduceKernel<x>(y)",
+        "void cutlass::Kernel2<mscclpp::X, (ncclY)2>(P)", "pack_kernel(mscclpp::Handle*)",
+        "void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float>>(x)", "void norm<allreduce::Tag<int>, 3>(x)",
+    ],
+)  # fmt: skip
+def test_what_computes_is_no_communication(tmp_path: Path, name: str) -> None:
+    path = write_trace(tmp_path / "t.json", [kernel(name, 0, 100), all_reduce(100, 100)])
+    assert read(tmp_path, path=str(path))[0].devices[0].communication_us == 100
+
+
+def test_steps_without_any_work_of_a_gpu_are_unknown_and_not_free_of_communication(tmp_path: Path) -> None:
+    steps = [annotation("ProfilerStep#1", 5000, 100)]
+    for work in ([all_reduce(0, 90)], [all_reduce(0, 90), all_reduce(0, 90, device=1)]):
+        result, findings = read(tmp_path, path=str(write_trace(tmp_path / "t.json", [*steps, *work])))
+        assert [(found.level, found.code) for found in findings] == [("unknown", "empty-step")]
+        assert result.devices == ()
+
+
+def test_a_number_that_comes_again_is_another_call(tmp_path: Path) -> None:
+    # layer#0 of each of three forward passes; between them something else takes ten times as long.
+    events = [annotation("layer#0", 1000 * n, 100, device=0) for n in range(3)]
+    events += [all_reduce(1000 * n, 60) for n in range(3)] + [kernel(GEMM, 1000 * n + 100, 900) for n in range(3)]
+    device = read(tmp_path, path=str(write_trace(tmp_path / "t.json", events)), step="layer")[0].devices[0]
+    assert (device.steps, device.step_us, device.communication_share) == (3, 300.0, 0.6)
+
+
+def test_steps_of_different_names_with_one_number_stay_apart(tmp_path: Path) -> None:
+    events = [annotation("verify#1", 0, 100, device=0), annotation("vote#1", 900, 100, device=0)]
+    events += [all_reduce(0, 100), kernel(GEMM, 100, 900)]
+    device = read(tmp_path, path=str(write_trace(tmp_path / "t.json", events)), step="v*")[0].devices[0]
+    assert (device.steps, device.step_us, device.communication_share) == (2, 200.0, 0.5)
+
+
+@pytest.mark.parametrize("layout", ["kineto", "compact"])
+@pytest.mark.parametrize("process", ["[TP01] 0", 77])
+def test_ranks_merged_into_one_file_are_not_taken_for_one_gpu(tmp_path: Path, layout: str, process: object) -> None:
+    events = [all_reduce(0, 90), {**kernel(GEMM, 0, 90), "pid": process}]
+    found = read(tmp_path, path=str(write_trace(tmp_path / "t.json", events, layout)))[1]
+    assert status(tuple(found)) == "unknown"
+    assert "ranks-merged" in {each.code for each in found}
+    # One rank whose processes were renumbered is fine.
+    events = [{**event, "pid": process} for event in events]
+    found = read(tmp_path, path=str(write_trace(tmp_path / "t.json", events, layout)), exposed_limit=1)[1]
+    assert status(tuple(found)) == "ok"
+
+
+def test_steps_of_the_program_are_said_to_be_that(tmp_path: Path) -> None:
+    events = [annotation("ProfilerStep#1", 0, 100), all_reduce(0, 50)]
+    findings = read(tmp_path, path=str(write_trace(tmp_path / "t.json", events)))[1]
+    assert "may run on the GPU later" in findings[-1].evidence[-1]
+
+
+def test_giant_names_and_properties_take_little_memory(tmp_path: Path) -> None:
+    path = tmp_path / "t.json"
+    with path.open("w") as file:
+        file.write("{")
+        for number in range(20):
+            file.write(f'"p{number}": "{"x" * (4 << 20)}",')
+        file.write('"traceEvents": [')
+        for number in range(100):
+            file.write(json.dumps(kernel(f"{number}" + "k" * (1 << 20), 2 * number, 1)) + ",")
+        file.write(json.dumps(all_reduce(200, 100)) + "]}")
+    tracemalloc.start()
+    try:
+        result, _ = read(tmp_path, path=str(path))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert result.devices[0].communication_us == 100
+    assert result.devices[0].compute_us == 100
+    assert peak < 70 << 20
 
 
 def test_what_the_profiler_recorded_wins_over_the_name(tmp_path: Path) -> None:

@@ -30,11 +30,15 @@ ELEMENT_BYTES = {
 
 _NCCL = re.compile(r"(?:^|[^a-z])(?:nccl|rccl)", re.IGNORECASE)
 _CUSTOM = re.compile(
-    r"cross_device_reduce|multimem_(?:all_reduce|all_gather|reduce_scatter|one_shot)|(?:one|two)_?shot_?all_?reduce"
-    r"|all_?reduce_?(?:fusion|kernel|lamport|one_?shot|two_?shot|\d)|(?:fused|lamport)_?all_?reduce|quick_?reduce|qr_all_reduce"
-    r"|mscclpp|nvshmem|deep_ep::|all_?gather_?kernel|reduce_?scatter_?kernel|all_?to_?all_?kernel|moe_?all_?to_?all",
+    r"cross_device_|multimem_(?:all_reduce|all_gather|reduce_scatter|one_shot)|(?<!block)(?<!warp)(?<!block_)(?<!warp_)all_?reduce|quick_?reduce"
+    r"|msccl|nvshmem|deep_ep::|userbuffers|all_?gather_?(?:kernel|ll|one_?shot)|reduce_?scatter_?kernel|all_?to_?all_?kernel|moe_?all_?to_?all",
     re.IGNORECASE,
 )
+# Inductor names a kernel by all that went into it: triton_poi_fused_add_all_reduce_0 adds what was reduced before.
+_FUSED_BY_NAME = re.compile(r"triton_[a-z]+_fused")
+_TEMPLATE = re.compile(r"<[^<>]*>")
+_DEEPEST = 30
+_LONGEST = 20_000
 _COLLECTIVES = (
     ("reduce_scatter", re.compile(r"reduce_?scatter", re.IGNORECASE)),
     ("all_reduce", re.compile(r"all_?reduce|cross_device_reduce|quick_?reduce", re.IGNORECASE)),
@@ -56,8 +60,9 @@ def communication(name: str, recorded: object = None) -> Named | None:
         name: the kernel's name, demangled or not.
         recorded: "Collective name" of the profiler; it wins over what the name tells, as a grouped kernel is generic.
     """
-    # Only the kernel's own name counts, not the types that its template takes.
-    own = name.split("<", 1)[0] if not name.startswith("<") else name
+    own = _own(name)
+    if _FUSED_BY_NAME.match(own):
+        return None
     if _NCCL.search(own):
         family = "nccl"
     elif _CUSTOM.search(own):
@@ -66,6 +71,17 @@ def communication(name: str, recorded: object = None) -> Named | None:
         return None
     told = _collective(recorded) if isinstance(recorded, str) else None
     return Named(family, told or _collective(own) or "unnamed")
+
+
+def _own(name: str) -> str:
+    """Return the kernel's own name, without the types that its template and itself take, and those that it returns."""
+    own = name[:_LONGEST].replace("(anonymous namespace)", "")
+    for _ in range(_DEEPEST):
+        own, found = _TEMPLATE.subn("", own)
+        if not found:
+            break
+    # A name that was cut has brackets that never close.
+    return own.partition("<")[0].partition("(")[0] or own
 
 
 def element_bytes(dtype: object) -> int | None:

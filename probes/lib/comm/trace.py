@@ -33,6 +33,8 @@ CHUNK = 1 << 20
 """Bytes read, or unpacked, at once."""
 MAX_VALUE = 8 << 20
 """Characters of one event, or of one value beside the events; real events have a few thousand."""
+PROPERTIES = frozenset({"distributedInfo"})
+"""What is kept of what stands beside the events; anything may stand there."""
 MAX_KEYS = 1000
 """Keys beside traceEvents."""
 
@@ -46,10 +48,10 @@ _START = b"\n  {\n"
 _BOUNDARY = b"\n  },\n  {\n"
 _EVENT = re.compile(rb'\n  \{\n    "ph": "X",\s+"cat": "(?:%s)",' % _KEPT)
 _PLAIN = re.compile(
-    rb'\n  \{\n    "ph": "X",\s+"cat": "(kernel|gpu_memcpy|gpu_memset)",\s+"name": "([^"\\]*)",\s+"pid": \d{1,9},\s+"tid": [^\s,]+,'
+    rb'\n  \{\n    "ph": "X",\s+"cat": "(kernel|gpu_memcpy|gpu_memset)",\s+"name": "([^"\\]*)",\s+"pid": (\d{1,9}),\s+"tid": [^\s,]+,'
     rb'\s+"ts": (\d{1,17}(?:\.\d{1,9})?),\s+"dur": (\d{1,17}(?:\.\d{1,9})?)\s*,\s+"args": \{\n(?:[^{}\\"]|"(?!device|Coll))*"device": (\d{1,3}),[^{}\\]*\}\n  \}(?=,\n  \{\n|\Z)'
 )
-"""A whole event of the most frequent form: category, name, start, length, device."""
+"""A whole event of the most frequent form: category, name, process, start, length, device."""
 _CATEGORY = re.compile(rb'"cat"\s*:\s*"(?:%s)"' % _KEPT)
 _KINETO = re.compile(rb'\s*\{\n    "(?:ph|name)": "')
 _SPACE = " \t\n\r"
@@ -87,7 +89,7 @@ class Reader:
         self._keep_on = keep_on
         self.compressed = file.read(0, min(2, file.size)) == b"\x1f\x8b"
         self.properties: dict[str, Any] = {}
-        """What stands beside traceEvents, small values only."""
+        """What stands beside traceEvents: the values of :data:`PROPERTIES`, None for those of all others."""
         self.events = 0
         """Events of all kinds."""
         self.malformed = 0
@@ -192,7 +194,8 @@ class Reader:
                 text.expect("[")
                 self._all_events(text)
             else:
-                self.properties[key[:100]] = text.value()
+                value = text.value()
+                self.properties[key[:100]] = value if key in PROPERTIES else None
             if text.expect(",}") == "}":
                 break
         if not found:
@@ -264,9 +267,10 @@ class Reader:
         found: list[dict[str, Any] | Plain] = []
         for begin in matches:
             plain = _PLAIN.match(piece, begin)
-            if plain is not None:
-                category, name, start, length, device = plain.groups()
-                place = piece.find(b'"Collective name"', plain.end(5), plain.end())
+            # The profiler gives work of a GPU that GPU's number as process; who merges traces gives it another one.
+            if plain is not None and plain[3] == plain[6]:
+                category, name, _, start, length, device = plain.groups()
+                place = piece.find(b'"Collective name"', plain.end(6), plain.end())
                 recorded = piece[place : plain.end() - 5] if place >= 0 else b""
                 found.append((category.decode(), name.decode("utf-8", "replace"), int(device), float(start), float(length), recorded))
                 continue

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
         size_bytes: int | None
         dtype: str | None
         ranks: int | None
+
+    Label = tuple[str, int]
+    Span = tuple[float, float, Label | None]
 else:
     from collections import namedtuple
 
@@ -32,12 +35,15 @@ else:
 PROFILER_STEP = re.compile(r"ProfilerStep\s*#\s*(\d+)\Z")
 MAX_KINDS = 30_000
 """Kernels by name and message that are told apart."""
+MAX_CHARACTERS = 16 << 20
+"""Of names that are remembered whole: those of templates have thousands each."""
 MAX_DEVICES = 256
 """A number from here on is no GPU's."""
-MAX_WINDOWS = 1_000_000
+MAX_WINDOWS = 250_000
 MAX_NAMES = 500
 """Names of annotations that are remembered to be offered."""
 _NAME = 200
+_FEW = 100
 _OTHER = "(more names than can be told apart)"
 
 
@@ -48,6 +54,15 @@ class Work:
         self.communication = Events()
         self.compute = Events()
         self.copies = Events()
+        self.own = 0
+        """Events whose process is the GPU's number, as the profiler writes it."""
+        self.others: set[str] = set()
+        """Other processes, a few of them: traces of several ranks in one file."""
+
+    @property
+    def mixed(self) -> bool:
+        """Whether this is the work of several ranks, each with a GPU of this number."""
+        return len(self.others) + (self.own > 0) > 1
 
 
 class Gathered:
@@ -64,11 +79,15 @@ class Gathered:
         self.kinds: list[Kind] = []
         self._ids: dict[tuple[Any, ...], int] = {}
         self._plain: dict[tuple[str, str, bytes], int] = {}
+        self._characters = 0
         self.unusable = 0
         """Events without times, of a negative length, or on a device number that no machine has."""
-        self.gpu_spans: dict[int, list[tuple[float, float, int | None]]] = {}
-        """Spans of the step's annotation on each GPU: start, end, its number."""
-        self.cpu_spans: list[tuple[float, float, int | None]] = []
+        self.gpu_spans: dict[int, list[Span]] = {}
+        """Spans of the step's annotation on each GPU."""
+        self.cpu_spans: list[Span] = []
+        self._labels: set[tuple[int | None, Label, str]] = set()
+        self.repeated: set[tuple[int | None, Label]] = set()
+        """Labels that occur more than once on one stream of a GPU."""
         self._spans = 0
         self.spans_left_out = 0
         self.names: set[str] = set()
@@ -86,18 +105,24 @@ class Gathered:
         if not isinstance(arguments, dict):
             arguments = {}
         if category == "user_annotation":
-            self._annotation(name, start, start + length, None)
+            self._annotation(name, start, start + length, None, None)
             return
         device = arguments.get("device", event.get("pid"))
         if type(device) is not int or not 0 <= device < MAX_DEVICES:
             self.unusable += 1
             return
         if category == "gpu_user_annotation":
-            self._annotation(name, start, start + length, device)
+            self._annotation(name, start, start + length, device, event.get("tid"))
             return
+        if event.get("pid") != device:
+            work = self._work(device)
+            work.own -= 1
+            if len(work.others) < _FEW:
+                work.others.add(repr(event.get("pid"))[:_NAME])
         if category == "kernel" and "Collective name" in arguments:
             place = self._collective(name, arguments)
             work = self._work(device)
+            work.own += 1
             target = work.compute if self.kinds[place].family is None else work.communication
             target.add(start, start + length, place)
         else:
@@ -108,6 +133,7 @@ class Gathered:
     ) -> None:
         """Take a kernel, copy or fill; ``recorded`` is JSON, without brackets, of what is known of its collective."""
         work = self.devices.get(device) or self._work(device)
+        work.own += 1
         place = self._plain.get((category, name, recorded))
         if place is None:
             arguments = _arguments(recorded) if recorded and category == "kernel" else {}
@@ -117,7 +143,7 @@ class Gathered:
                 place = self._new_kernel((name,), name, None)
             else:
                 place = self._id(Kind(name[:_NAME], None, None, None, None, None))
-            if len(self._plain) < MAX_KINDS:
+            if len(self._plain) < MAX_KINDS and self._remembers(len(name) + len(recorded)):
                 self._plain[category, name, recorded] = place
         if category != "kernel":
             work.copies.add(start, start + length, place)
@@ -152,11 +178,17 @@ class Gathered:
             elements = max(key[2] or 0, key[3] or 0)
             size = elements * width if width and elements else None
             dtype, ranks = (key[4] if width else None), key[5]
-        if len(self.kinds) < MAX_KINDS:
+        if len(self.kinds) < MAX_KINDS and self._remembers(len(name)):
             place = self._add(Kind(name[:_NAME], family, collective, size, dtype, ranks))
             self._ids[key] = place
             return place
         return self._id(Kind(_OTHER, family, collective, None, None, None))
+
+    def _remembers(self, characters: int) -> bool:
+        if self._characters + characters > MAX_CHARACTERS:
+            return False
+        self._characters += characters
+        return True
 
     def _id(self, kind: Kind) -> int:
         place = self._ids.get(kind)
@@ -170,7 +202,7 @@ class Gathered:
         self.kinds.append(kind)
         return len(self.kinds) - 1
 
-    def _annotation(self, name: str, start: float, end: float, device: int | None) -> None:
+    def _annotation(self, name: str, start: float, end: float, device: int | None, stream: object) -> None:
         base, mark, digits = name.partition("#")
         counter = int(digits) if mark and digits.strip().isdecimal() and len(digits) < 18 else None
         plain = base.rstrip() if counter is not None else name
@@ -187,7 +219,14 @@ class Gathered:
             return
         self._spans += 1
         spans = self.cpu_spans if device is None else self.gpu_spans.setdefault(device, [])
-        spans.append((start, end, counter))
+        # What is called alike on one stream more than once are several calls: their number tells nothing.
+        label = None if counter is None or device is None else (plain[:_NAME], counter)
+        if label is not None:
+            once = device, label, str(stream)[:_NAME]
+            if once in self._labels:
+                self.repeated.add((device, label))
+            self._labels.add(once)
+        spans.append((start, end, label))
 
 
 class Windows:
@@ -213,7 +252,8 @@ def windows(gathered: Gathered, device: int, step: str | None) -> Windows | None
     kind = "profiler-step" if step is None else "annotation"
     on_gpu = gathered.gpu_spans.get(device)
     if on_gpu:
-        return _numbered(kind, "gpu", on_gpu, joined=step is None)
+        spans = [(start, end, None if (device, label) in gathered.repeated else label) for start, end, label in on_gpu]
+        return _numbered(kind, "gpu", spans, joined=step is None)
     if gathered.cpu_spans:
         return _numbered(kind, "cpu", gathered.cpu_spans, joined=False)
     if step is not None:
@@ -224,24 +264,24 @@ def windows(gathered: Gathered, device: int, step: str | None) -> Windows | None
     return Windows("span", "gpu", [(first, last)] if last > first else [], 1)
 
 
-def _numbered(kind: str, clock: str, spans: list[tuple[float, float, int | None]], *, joined: bool) -> Windows:
-    """Return windows of spans: those with one number are one step's, on several streams."""
+def _numbered(kind: str, clock: str, spans: list[Span], *, joined: bool) -> Windows:
+    """Return windows of spans: those with one label are one step's, on several streams."""
     hulls: dict[object, tuple[float, float]] = {}
-    for place, (start, end, counter) in enumerate(spans):
-        key: object = ("span", place) if counter is None or clock == "cpu" else counter
+    for place, (start, end, label) in enumerate(spans):
+        key: object = place if label is None else label
         known = hulls.get(key)
         hulls[key] = (start, end) if known is None else (min(start, known[0]), max(end, known[1]))
     ordered = sorted(hulls.values())
     if joined:
         # On the GPU a step of the profiler lasts until the next one begins: idling between them is part of it.
-        numbers = sorted(key for key in hulls if isinstance(key, int))
-        ordered = [
-            (hulls[number][0], max(hulls[number][1], hulls[number + 1][0]) if number + 1 in hulls else hulls[number][1])
-            for number in numbers
-        ] or ordered
+        numbers = {key[1]: hull for key, hull in hulls.items() if isinstance(key, tuple)}
+        loose = [hull for key, hull in hulls.items() if not isinstance(key, tuple)]
+        ordered = sorted(loose + [
+            (start, max(end, numbers[number + 1][0]) if number + 1 in numbers else end) for number, (start, end) in numbers.items()
+        ])  # fmt: skip
     joined_spans = union(ordered)
     # Each stream of a GPU has a span of its own for the same call; only a number tells which belong together.
-    unnumbered = clock == "gpu" and any(counter is None for _, _, counter in spans)
+    unnumbered = clock == "gpu" and any(label is None for _, _, label in spans)
     return Windows(kind, clock, joined_spans, len(joined_spans) if unnumbered else len(ordered))
 
 
@@ -278,6 +318,8 @@ class DeviceShares:
         """Key of a communication kernel -> its calls."""
         self.all = Share()
         self.families: dict[str, Share] = {}
+        self.names: dict[str, Share] = {}
+        """Collective -> its share, whatever library does it."""
         self.collectives: dict[tuple[str, str], Share] = {}
         """(family, collective) -> its share."""
         computing = Union()
@@ -295,6 +337,7 @@ class DeviceShares:
             family, collective = kind.family or "", kind.collective or ""
             self.all.add(start, end, computing)
             self.families.setdefault(family, Share()).add(start, end, computing)
+            self.names.setdefault(collective, Share()).add(start, end, computing)
             self.collectives.setdefault((family, collective), Share()).add(start, end, computing)
             self.calls[key].kernel_us += end - start
             communicating.add(start, end)
