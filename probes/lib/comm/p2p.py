@@ -322,4 +322,8 @@ def _possible(context: Context, report: Fields) -> dict[int, tuple[float, str]]:
             continue
         generation, width = link["pcie_gen_max"], link["pcie_width_max"]
         possible[gpu["index"]] = PCIE_GBS[generation] * width / 16, "PCIe Gen%d x%d" % (generation, width)
+    untold = [_subject(report, gpu["index"]) for gpu in report["gpus"] if gpu["index"] not in possible]
+    if untold and problem is None:
+        context.finding("unknown", "link-unknown", "what the links of %d GPUs can do is not known: their copies are held against each other only"
+                        % len(untold), evidence=tuple(untold[:12]))  # fmt: skip
     return possible

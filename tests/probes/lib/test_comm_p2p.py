@@ -134,6 +134,23 @@ def test_host_links(bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert "PCIe Gen5 x16" in slow.threshold_source
 
 
+@pytest.mark.parametrize("field", ["pcie.link.gen.gpumax", "pcie.link.width.max"])
+def test_a_link_that_nobody_tells_is_unknown(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, field: str
+) -> None:
+    smi = FakeSmi(tmp_path / "bin", rtx_pro_6000(1))
+    smi.gpus[0]["pci.bus_id"] = "00000000:00:00.0"
+    known = [name for name in smi.gpus[0] if name.startswith(field.rpartition(".")[0])]
+    for name in known:
+        smi.gpus[0][name] = "[N/A]"
+    smi.write()
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=":")
+    # However slow the copies are.
+    bench.run({"gpus": 1, "slow": {"-1,0": 0.1, "0,-1": 0.1}}, host=True, size_bytes=1 << 22)
+    assert bench.codes["link-unknown"] == "unknown"
+    assert "slow-host-link" not in bench.codes
+
+
 def test_without_nvidia_smi_links_are_unknown(bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("probes.lib.gpu.run_smi.find", lambda *_: None)
     bench.run({"gpus": 1}, host=True)
