@@ -178,7 +178,8 @@ def test_a_stop_during_the_start_knows_no_third_state(host: JobHost) -> None:
         job = f"race.v{number}"
         with AgentDriver(host.bundle) as driver:
             host.begin(driver, "launch", **launch_request(["/bin/sleep", "1000"], "race"))
-            assert wait_until((host.directory(job) / "lock").exists, 10)
+            # Before there is a record there is no job to stop.
+            assert wait_until((host.directory(job) / "job.json").exists, 10)
             time.sleep(wait)
             done = stop({"job": job, "grace_s": 0, "by": ""}, Nobody(), str(host.cache))  # type: ignore[arg-type]
             assert (done["state"], done["survivors"]) == ("stopped", []), done
