@@ -38,11 +38,20 @@ class Params:
     """Thresholds of your own by their name in thresholds.json; the unit is the one given there."""
     without: tuple[str, ...] = ()
     """Checks that are left out, such as kernel-log; they count as skipped."""
+    xid_ok: tuple[int, ...] = ()
+    """Xids that are no fault of a card here, beside those that the table has so."""
+    xid_fail: tuple[int, ...] = ()
+    """Xids that are a failure of the card here, whatever the table says."""
 
     def __post_init__(self) -> None:
         """Check the count."""
         if self.gpus is not None and self.gpus < 0:
             raise ValueError("gpus must not be negative")
+        both = set(self.xid_ok) & set(self.xid_fail)
+        if both:
+            raise ValueError("Xid %d is both in xid_ok and in xid_fail" % min(both))
+        if any(code < 0 for code in (*self.xid_ok, *self.xid_fail)):
+            raise ValueError("no Xid is negative")
 
 
 @dataclass(frozen=True)
@@ -369,12 +378,14 @@ class Result:
 def run(params: Params, context: Context) -> Result:
     """Ask everything that knows about the GPUs, and judge it."""
     from probes.lib.gpu.collect import collect
+    from probes.lib.gpu.xid import policy
 
     def progress(done: float, total: float, label: str) -> None:
         context.progress(done, total, unit="steps", label=label)
 
     _check(params)
-    seen = collect(max(1.0, context.remaining() - 5.0), progress)
+    overrides = policy({"ok": sorted(set(params.xid_ok)), "fail": sorted(set(params.xid_fail))})
+    seen = collect(max(1.0, context.remaining() - 5.0), progress, overrides=overrides)
     return _judge(seen, params, context)
 
 

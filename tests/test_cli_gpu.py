@@ -242,3 +242,16 @@ def test_a_folder_of_ones_own_is_not_taken_for_the_shipped_code(tmp_path: Path) 
     (tmp_path / "saved").write_text(csv_text(h200()))
     ran = rdiag("gpu", "--parse", "saved", "--json", home=tmp_path)
     assert ran.code == 0, ran.err
+
+
+def test_xids_are_set_by_options_and_checked_before_anything_is_contacted(tmp_path: Path, start_sshd: Callable[..., TestSshd]) -> None:
+    with a_host("local", h200(), tmp_path, start_sshd) as host:
+        host.smi.kernel_log("[  300.1] NVRM: Xid (PCI:0000:61:00): 92, High single-bit ECC error rate")
+        assert host.rdiag("--json", "--xid-fail", "92").json["status"] == "fail"
+        ran = host.rdiag("--json", "--xid-ok", "92", "--xid-ok", "63")
+        assert (ran.code, ran.json["status"]) == (0, "ok"), ran.out
+        calls = len(host.smi.calls())
+        both = host.rdiag("--xid-ok", "63", "--xid-fail", "63")
+        assert both.code == 2
+        assert "Xid 63 is both" in both.err
+        assert len(host.smi.calls()) == calls

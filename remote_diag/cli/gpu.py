@@ -48,13 +48,22 @@ def watched() -> tuple[Watch, ...]:
 @click.command()
 @click.option("--gpus", type=click.IntRange(min=0), metavar="N", help="How many GPUs there should be.  [default: gpus in hosts.yaml]")
 @click.option("--without", multiple=True, metavar="CHECK", help="Leave a check out, such as kernel-log; may be repeated.")
+@click.option("--xid-ok", multiple=True, type=click.IntRange(min=0), metavar="CODE", help="An Xid that is no fault of the card, such as 92; may be repeated.")
+@click.option("--xid-fail", multiple=True, type=click.IntRange(min=0), metavar="CODE", help="An Xid that fails the card, such as 63; may be repeated.")
 @thresholds_option
 @parse_option
 @save_baseline_option
 @running
 @pass_settings
 def command(
-    settings: Settings, gpus: int | None, without: tuple[str, ...], thresholds_file: Path | None, parsed: Path | None
+    settings: Settings,
+    *,
+    gpus: int | None,
+    without: tuple[str, ...],
+    xid_ok: tuple[int, ...],
+    xid_fail: tuple[int, ...],
+    thresholds_file: Path | None,
+    parsed: Path | None,
 ) -> int:
     """Say which GPUs a host has, how they are, and who is on them. Touches none of them.
 
@@ -70,13 +79,16 @@ def command(
     def build(probe: Probe[Any, Any]) -> Any:
         from ..parameters import build as build_params
 
-        return build_params(probe, base={"gpus": gpus, "thresholds": overrides or None, "without": list(without)})
+        base = {"gpus": gpus, "thresholds": overrides or None, "without": list(without), "xid_ok": list(xid_ok), "xid_fail": list(xid_fail)}
+        return build_params(probe, base=base)
 
     def for_host(params: Any, host: Host) -> Any:
         return params if params.gpus is not None else dataclasses.replace(params, gpus=host.gpus)
 
     _check_names(without)
     if parsed is not None:
+        if xid_ok or xid_fail:
+            raise click.UsageError("--parse judges a file, which holds no kernel log: --xid-ok and --xid-fail change nothing there")
         from .parse import execute_parsed
 
         if settings.save_baseline or settings.hosts:

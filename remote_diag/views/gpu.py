@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from ..outcome import Outcome
 
-_PLAINLY = frozenset({"gpu-passed-on", "gpu-not-here", "readings-repeated", "changed-since-baseline"})
+_PLAINLY = frozenset({"gpu-passed-on", "gpu-not-here", "readings-repeated", "iommu-translated", "changed-since-baseline"})
 """Findings that are no fault and are shown all the same."""
 _MAX_PROCESSES = 20
 _SHORT = (

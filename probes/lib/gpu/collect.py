@@ -31,6 +31,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Callable, Sequence
 
+    from .xid import Policy
+
 HELP_SECONDS = 5.0
 LOST = Missing("gpu-lost", "the driver cannot reach it")
 _MAX_REFUSALS = 40
@@ -78,13 +80,16 @@ class Seen:
     """Whether it comes from a saved answer instead of a host."""
 
 
-def collect(remaining: float, progress: Callable[[float, float, str], None], *, root: str = "/") -> Seen:
+def collect(
+    remaining: float, progress: Callable[[float, float, str], None], *, root: str = "/", overrides: Policy | None = None
+) -> Seen:
     """Ask everything.
 
     Args:
         remaining: seconds for all of it.
         progress: is told how many of how many steps are done, and which one is next.
         root: where the host's files are.
+        overrides: Xids that are judged in another way than the table does.
     """
     programs = Programs(remaining)
     seen = Seen(around=look_around(root))
@@ -92,7 +97,7 @@ def collect(remaining: float, progress: Callable[[float, float, str], None], *, 
         ("lspci and /proc", lambda: _other_lists(seen, programs, root)),
         ("NVML", lambda: _nvml(seen, remaining)),
         ("nvidia-smi", lambda: _smi(seen, programs)),
-        ("kernel log", lambda: _log(seen, programs)),
+        ("kernel log", lambda: _log(seen, programs, overrides)),
     ]
     for place, (label, step) in enumerate(steps):
         progress(place, len(steps), label)
@@ -118,8 +123,8 @@ def _other_lists(seen: Seen, programs: Programs, root: str) -> None:
     seen.proc_gpus = procfs.gpus(root)
 
 
-def _log(seen: Seen, programs: Programs) -> None:
-    seen.log = kernel_log_source.read(programs)
+def _log(seen: Seen, programs: Programs, overrides: Policy | None) -> None:
+    seen.log = kernel_log_source.read(programs, overrides=overrides)
 
 
 # -- NVML

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from .thresholds import Thresholds
 
 PER_GPU = {**GPU_CHECKS, "siblings": siblings}
-HOST_CHECKS = ("count", "driver", "kernel-log", "processes", "limits", "modules", "numa", "acs")
+HOST_CHECKS = ("count", "driver", "kernel-log", "processes", "limits", "modules", "numa", "acs", "iommu")
 CHECKS = (*PER_GPU, *HOST_CHECKS)
 """Every name that ``--without`` takes."""
 _BDF = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]\Z")
@@ -125,21 +125,26 @@ def _host_checks(
     if seen.parsed:
         return checks
     buses = [bus for bus in (known(gpu.reading.bus_id) for gpu in report.gpus) if bus is not None]
-    checks["kernel-log"] = lambda: _kernel_log(seen)
+    checks["kernel-log"] = lambda: _kernel_log(seen, root)
     checks["limits"] = lambda: surroundings.judge_limits(thresholds, root) if buses else []
     checks["modules"] = lambda: surroundings.judge_modules(len(buses) > 1, root) if buses else []
     checks["numa"] = lambda: surroundings.judge_numa(buses, root) if buses else []
+    log = seen.log.contents if seen.log is not None else None
+    bare = seen.around.virtual is None and not seen.around.wsl
+    checks["iommu"] = lambda: surroundings.judge_iommu(buses, log.iommu_domain if log is not None else None, root) if len(buses) > 1 and bare else []
     checks["acs"] = lambda: _acs(seen, buses, root) if len(buses) > 1 else []
     return checks
 
 
-def _kernel_log(seen: Seen) -> list[Judgement]:
+def _kernel_log(seen: Seen, root: str) -> list[Judgement]:
     if seen.log is None or (not seen.readings and not gpus_of(seen.devices) and seen.module is None):
         return []
     names = {bus: reading.describe() for reading in seen.readings for bus in [known(reading.bus_id)] if bus is not None}
     for bus in gpus_of(seen.devices):
         names.setdefault(bus, "gpu ? %s" % bus)
-    return kernel_log_findings.judge(seen.log, names or None)
+    # An error of a slot's bridge is an error of the link to what is below it.
+    links = {bridge: "bridge %s" % bridge for bridge in _bridges(names, root) if bridge not in names}
+    return kernel_log_findings.judge(seen.log, names or None, links=links)
 
 
 def _processes(seen: Seen, report: Report) -> list[Judgement]:
@@ -170,17 +175,20 @@ def _processes(seen: Seen, report: Report) -> list[Judgement]:
     return told
 
 
+def _bridges(buses: Iterable[str], root: str) -> list[str]:
+    """Return the bridges and switches above some devices, as the folders of sysfs lie in one another."""
+    found: dict[str, None] = {}
+    for bus in buses:
+        path = os.path.realpath(os.path.join(root, "sys/bus/pci/devices", bus))
+        found.update((part, None) for part in path.split("/") if _BDF.match(part) and part != bus)
+    return list(found)
+
+
 def _acs(seen: Seen, buses: Sequence[str], root: str) -> list[Judgement]:
     """Traffic between GPUs below one switch must not be sent up to the root. In a guest it must: nothing to judge there."""
     if seen.devices is None or seen.around.virtual is not None or seen.around.wsl:
         return [Judgement("skipped", "acs", "ACS cannot be judged here", evidence=(seen.devices_why or "a virtual machine",))]
-    bridges: dict[str, set[str]] = {}
-    for bus in buses:
-        path = os.path.realpath(os.path.join(root, "sys/bus/pci/devices", bus))
-        for part in path.split("/"):
-            if _BDF.match(part) and part != bus:
-                bridges.setdefault(part, set()).add(bus)
-    looked = [seen.devices[bridge] for bridge in bridges if bridge in seen.devices]
+    looked = [seen.devices[bridge] for bridge in _bridges(buses, root) if bridge in seen.devices]
     if not looked or all(device.denied for device in looked):
         why = "lspci -vvv needs root for it" if looked else "the bridges above the GPUs are not visible"
         return [Judgement("skipped", "acs", "ACS cannot be judged: %s" % why, action="run rdiag topo as root for it")]

@@ -67,11 +67,22 @@ def holders(seen: Seen) -> list[Holder] | None:
 
 def _holder(pid: int, process: SmiProcess, seen: Seen) -> Holder:
     visible = not seen.parsed and os.path.exists("/proc/%d" % pid)
-    alive = True if visible else None if seen.parsed or seen.around.container or seen.around.wsl else False
+    alive = True if visible or (not seen.parsed and _exists(pid)) else None if seen.parsed or seen.around.container or seen.around.wsl else False
     return Holder(
         pid, known(process.name) or "", known(process.kind), process.memory_mib, owner(pid) if visible else None,
         container_of(pid) if visible else None, alive, known(process.uuid), known(process.bus_id),
     )  # fmt: skip
+
+
+def _exists(pid: int) -> bool:
+    """Whether there is such a process: /proc hides those of others where it is mounted with hidepid."""
+    try:
+        os.kill(pid, 0)
+    except PermissionError:
+        return True
+    except (OSError, OverflowError):
+        return False
+    return True
 
 
 def use_of(reading: GpuReading, seen: Seen, everybody: list[Holder] | None) -> GpuUse | None:

@@ -14,11 +14,16 @@ if TYPE_CHECKING:
 
     from .thresholds import Thresholds
 
+_FIRST_PID_NAMESPACE = ("pid:[4026531836]", "pid:[0]")
+"""The number that the kernel gives the host's own (PROC_PID_INIT_INO)."""
 _IN_CGROUP = (("docker", "docker"), ("kubepods", "kubernetes"), ("containerd", "containerd"), ("libpod", "podman"), ("lxc", "lxc"))
 
 
 def look_around(root: str = "/") -> Surroundings:
-    """Find out where the host stands; files of a container are believed before names of its cgroup."""
+    """Find out where the host stands; files of a container are believed before names of its cgroup.
+
+    With cgroups of version 2 a container may show no name of its kind; that it counts processes of its own it does show.
+    """
     container = None
     if os.path.exists(os.path.join(root, ".dockerenv")):
         container = "docker"
@@ -28,7 +33,18 @@ def look_around(root: str = "/") -> Surroundings:
         cgroup = procfs.read_text(os.path.join(root, "proc/1/cgroup"), 65536) or ""
         container = next((name for word, name in _IN_CGROUP if word in cgroup), None)
     version = (procfs.read_text(os.path.join(root, "proc/version"), 4096) or "").lower()
-    return Surroundings(container, "a hypervisor" if procfs.virtual(root) else None, "microsoft" in version)
+    wsl = "microsoft" in version
+    if container is None and not wsl and _own_processes(root):
+        # A distribution of WSL has its own, too, and is no container.
+        container = "its own process ids"
+    return Surroundings(container, "a hypervisor" if procfs.virtual(root) else None, wsl)
+
+
+def _own_processes(root: str) -> bool:
+    try:
+        return os.readlink(os.path.join(root, "proc/self/ns/pid")) not in _FIRST_PID_NAMESPACE
+    except OSError:
+        return False
 
 
 def describe(around: Surroundings) -> str:
@@ -143,6 +159,26 @@ def judge_numa(bus_ids: Iterable[str], root: str = "/") -> list[Judgement]:
             )
         )  # fmt: skip
     return told
+
+
+def judge_iommu(bus_ids: Iterable[str], domain_in_log: str | None, root: str = "/") -> list[Judgement]:
+    """Say whether the IOMMU translates what the GPUs send: it matters where GPUs reach each other over PCIe, which is asked elsewhere."""
+    kinds = {}
+    for number, bus in enumerate(bus_ids):
+        text = procfs.read_text(os.path.join(root, "sys/bus/pci/devices", bus, "iommu_group/type"), 64)
+        if text is not None and text.strip():
+            kinds[number] = text.strip()
+    found = procfs.iommu(root, kinds, domain_in_log, {})
+    if found.mode == "translated":
+        return [
+            Judgement(
+                "ok", "iommu-translated", "the IOMMU translates what devices send: GPUs that reach each other over PCIe may be slow or hang",
+                None, found.mode, evidence=(found.source,), action="ask whether any pair does: rdiag topo; iommu=pt on the kernel's command line helps",
+            )
+        ]  # fmt: skip
+    if found.mode == "unknown":
+        return [Judgement("skipped", "iommu", "whether the IOMMU translates is not known", evidence=(found.source,))]
+    return [Judgement("ok", "iommu", "the IOMMU is %s" % ("off" if found.mode == "off" else "passing through"), evidence=(found.source,))]
 
 
 def _scales_in_hardware(root: str) -> bool:

@@ -131,6 +131,6 @@ def judge(code: int, text: str, overrides: Policy | None = None) -> tuple[str, s
     if "fallen off the bus" in text and code != 79:
         lost = meaning(79)
         level, words, action = lost.level, "%s (in the text of Xid %d)" % (lost.meaning, code), lost.action
-    if overrides is not None and code in overrides.levels:
-        level = overrides.levels[code]
+    if overrides is not None and overrides.levels.get(code, level) != level:
+        level, words = overrides.levels[code], "%s; %s by the user's setting, %s by the table" % (words, overrides.levels[code], level)
     return level, words, action
