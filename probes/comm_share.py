@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 EFFECTS = ("reads-files",)
 RESERVE_S = 10.0
 """Seconds before the deadline at which reading stops, so that what was read still gets added up."""
-MAX_PROPERTY = 100
 
 
 @dataclass(frozen=True)
@@ -289,6 +288,7 @@ def _tell_completeness(reader: Reader, done: int, size: int, shrank: str | None,
 def _result(  # noqa: PLR0917
     params: Params, path: str, size: int, reader: Reader, gathered: Gathered, whole: bool, context: Context
 ) -> Result:
+    from probes.lib.comm.share_words import count_of, text_of
     from probes.lib.comm.trace_shares import DeviceShares, windows
 
     devices: list[Device] = []
@@ -316,10 +316,10 @@ def _result(  # noqa: PLR0917
         events=reader.events,
         gpu_events=gpu_events,
         unusable_events=gathered.unusable + reader.malformed,
-        rank=_whole(group.get("rank")),
-        world_size=_whole(group.get("world_size")),
-        backend=_text(group.get("backend")),
-        nccl_version=_text(group.get("nccl_version")),
+        rank=count_of(group.get("rank")),
+        world_size=count_of(group.get("world_size")),
+        backend=text_of(group.get("backend")),
+        nccl_version=text_of(group.get("nccl_version")),
         step_name=(params.step or "ProfilerStep") if stepped else None,
         annotations=tuple(sorted(gathered.names))[:40],
         devices=tuple(devices),
@@ -493,11 +493,3 @@ def _judge_device(params: Params, result: Result, device: Device, leads: tuple[f
         threshold_source="exposed_limit: own judgement, nothing published", evidence=tuple(evidence),
         action=advice(leader) if over else None,
     )  # fmt: skip
-
-
-def _whole(value: object) -> int | None:
-    return value if type(value) is int and 0 <= value < 1 << 31 else None
-
-
-def _text(value: object) -> str | None:
-    return value[:MAX_PROPERTY] if isinstance(value, str) else None

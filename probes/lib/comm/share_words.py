@@ -6,6 +6,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from probes.comm_share import Collective
 
+MAX_PROPERTY = 100
+"""Characters of a property of a trace that are kept."""
 CPU_STEPS = ("the steps are the program's: what it asked for may run on the GPU later, in the next step or in none",)
 """Said of steps that are on the clock of the program."""
 
@@ -36,3 +38,13 @@ def advice(leader: Collective) -> str:
     if leader.bandwidth_bound_us >= leader.unsized_us:
         return "messages are large: compare their bandwidth with rdiag nccl, look at rdiag topo, and overlap them with computation"
     return "record sizes (a trace without CUDA graphs) to tell latency from bandwidth; rdiag nccl measures both on this host"
+
+
+def count_of(value: object) -> int | None:
+    """Return a count that a trace names; None for anything else."""
+    return value if type(value) is int and 0 <= value < 1 << 31 else None
+
+
+def text_of(value: object) -> str | None:
+    """Return a text that a trace names, cut to MAX_PROPERTY characters; None for anything else."""
+    return value[:MAX_PROPERTY] if isinstance(value, str) else None
