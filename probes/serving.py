@@ -2,7 +2,7 @@
 
 Reads its metrics and information over HTTP from the host, twice with a pause. Only with ``measure`` it sends requests of
 its own: a fixed number with fixed prompts, shown in the answer. The server's GPUs work for them, and other users of the
-server wait meanwhile, so a server that has requests is left alone unless ``while_busy`` is set.
+server wait meanwhile, so a server that has requests, or does not tell, is left alone unless ``while_busy`` is set.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from probes.lib.serving.http import Client
     from probes.lib.serving.measure import Measured
-    from probes.lib.serving.servers import Said, Speculation
+    from probes.lib.serving.servers import Load, Said, Speculation
     from remote_diag.findings import Level
     from remote_diag.probe import Context
 
@@ -54,7 +54,7 @@ class Params:
     concurrency: int = 1
     """How many at a time, 1 to 128."""
     while_busy: bool = False
-    """Whether to measure although the server has other requests."""
+    """Whether to measure although the server has other requests, or does not tell whether it has."""
     accept_limit: float = 1.3
     """Acceptance length (tokens a verify step, 1 without any accepted draft) below which the finding is degraded."""
 
@@ -67,7 +67,8 @@ class Params:
             if not low <= getattr(self, name) <= high:
                 raise ValueError("%s must be %g to %g" % (name, low, high))
         for text in (self.url, self.baseline_url):
-            if text is not None and ("@" in text.partition("://")[2].partition("/")[0] or not text.strip()):
+            # Anywhere: a password with / or ? in it ends the host early, and would be shown as a port that is none.
+            if text is not None and ("@" in text or not text.strip()):
                 raise ValueError("an address must not be empty, nor hold a name or password; see api_key_file")
 
 
@@ -270,7 +271,7 @@ def _one(role: str, address: str, key: str | None, params: Params, context: Cont
     drafting = lib.speculation(said)
     measurement = None
     if params.measure and said.reached and said.kind != "unknown":
-        measurement = _measured(role, client, said, now.running, params, context)
+        measurement = _measured(role, client, said, now, params, context)
     context.progress(2, 2, unit="steps", label="asked %s" % url)
     return Server(
         role=role,
@@ -318,16 +319,20 @@ def _drafting(said: Said, found: Speculation) -> Drafting:
 
 
 def _measured(  # noqa: PLR0917
-    role: str, client: Client, said: Said, running: float | None, params: Params, context: Context
+    role: str, client: Client, said: Said, now: Load, params: Params, context: Context
 ) -> Measurement | None:
     from probes.lib.serving import servers as lib
     from probes.lib.serving.measure import measure
 
-    if running and not params.while_busy:
+    others = (now.running or 0.0) + (now.waiting or 0.0)
+    if (others or now.running is None) and not params.while_busy:
+        told = "it has %.0f requests of others, so none was sent" % others
+        if not others:
+            told = "it does not tell whether others use it, so no request was sent"
         context.finding(
-            "unknown", "server-busy", "it has %.0f requests of others, so none was sent" % running, subject=str(client.url), value=running,
+            "unknown", "server-busy", told, subject=str(client.url), value=others if others else None,
             unit="requests", threshold=0, threshold_source="others would wait, and the numbers would be theirs as well",
-            action="wait, or measure all the same with --while-busy",
+            action="%s, or measure all the same with --while-busy" % ("wait" if others else "turn its metrics on"),
         )  # fmt: skip
         return None
     seconds = context.remaining() - RESERVE_S
@@ -341,7 +346,7 @@ def _measured(  # noqa: PLR0917
     )  # fmt: skip
     length, source = None, None
     if found.verify_steps:
-        length, source = found.verified_tokens / found.verify_steps, "completion_tokens / spec_verify_ct of the answers"
+        length, source = max(1.0, found.verified_tokens / found.verify_steps), "completion_tokens / spec_verify_ct of the answers"
     elif before is not None:
         lib.scrape(client, said)
         spoken = lib.during(said.kind, before, said.metrics)
@@ -373,10 +378,15 @@ def _measurement(found: Measured, length: float | None, source: str | None, para
 
 
 def _compare(servers: list[Server]) -> Comparison | None:
-    speeds = [server.measurement.tokens_per_s if server.measurement else None for server in servers]
+    # Half a load is another load: what was not answered may be what is slow.
+    speeds = [server.measurement.tokens_per_s if server.measurement and _whole(server.measurement) else None for server in servers]
     if len(speeds) != 2 or speeds[0] is None or speeds[1] is None:
         return None
     return Comparison(speeds[0], speeds[1], speeds[0] / speeds[1])
+
+
+def _whole(measured: Measurement) -> bool:
+    return measured.done == measured.requests and not measured.failed and not measured.uncounted
 
 
 def _judge(server: Server, params: Params, context: Context) -> None:
@@ -406,7 +416,7 @@ def _judge(server: Server, params: Params, context: Context) -> None:
             action="fewer requests at a time, a shorter context, or more memory for the cache",
         )  # fmt: skip
     measured = server.measurement
-    if measured is not None and (measured.failed or measured.done < measured.requests or measured.uncounted):
+    if measured is not None and not _whole(measured):
         context.finding(
             "unknown", "requests-failed", "%d of %d requests were answered, %d without a count" % (measured.done, measured.requests, measured.uncounted),
             subject=server.url, value=measured.done, threshold=measured.requests, unit="requests", evidence=measured.errors[:5],

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 @click.option("--requests", type=int, metavar="N", help="How many, to each server.  [default: 16]")
 @click.option("--max-tokens", type=int, metavar="N", help="Tokens of each answer.  [default: 256]")
 @click.option("--concurrency", type=int, metavar="N", help="Requests at a time.  [default: 1]")
-@click.option("--while-busy", is_flag=True, help="Measure although the server has requests of others.")
+@click.option("--while-busy", is_flag=True, help="Measure although the server has requests of others, or does not tell.")
 @click.option("--accept-limit", type=float, metavar="L", help="Acceptance length that is too little.  [default: 1.3]")
 @running
 @pass_settings

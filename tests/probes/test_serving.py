@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import random
 import socket
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 
 from probes import serving
+from probes.lib.serving import servers
 from probes.lib.serving.http import MAX_BODY, Url
 from probes.lib.serving.metrics import Metrics
 from remote_diag.findings import Finding, status
@@ -194,6 +196,87 @@ def test_a_busy_server_is_left_alone(tmp_path: Path) -> None:
         result, _ = ask(tmp_path, up.url, measure=True, while_busy=True, requests=2)
     assert result.servers[0].measurement is not None
     assert result.servers[0].measurement.completion_tokens == 14
+
+
+@pytest.mark.parametrize("answers", [stand_in.sglang(metrics=False), stand_in.vllm(waiting=2), {**stand_in.vllm(), "/metrics": (500, b"")}])
+def test_a_server_that_may_be_busy_is_left_alone(tmp_path: Path, answers: Any) -> None:
+    with stand_in.serving(answers) as up:
+        result, found = ask(tmp_path, up.url, measure=True)
+        assert found["server-busy"].level == "unknown"
+        assert result.servers[0].measurement is None
+        assert {method for method, _, _, _ in up.asked} == {"GET"}
+
+
+@pytest.mark.parametrize("tokens", [10**7, 1000, -1])
+def test_more_tokens_than_asked_for_are_no_throughput(tmp_path: Path, tokens: int) -> None:
+    answer = json.dumps({"usage": {"completion_tokens": tokens}}).encode()
+    with stand_in.serving({**stand_in.vllm(), "/v1/completions": answer}) as up:
+        result, found = ask(tmp_path, up.url, measure=True, requests=2, max_tokens=10)
+    assert result.servers[0].measurement is not None
+    assert (result.servers[0].measurement.tokens_per_s, result.servers[0].measurement.uncounted) == (None, 2)
+    assert found["requests-failed"].level == "unknown"
+
+
+def test_a_load_that_was_answered_in_part_is_compared_with_none(tmp_path: Path) -> None:
+    with stand_in.serving(stand_in.vllm()) as fast, stand_in.serving(stand_in.vllm(speculation=False)) as slow:
+        for up in (fast, slow):
+            stand_in.generating(up, 0.01, 2.5 if up is fast else None)
+        whole = slow.answers["/v1/completions"]
+        turn = itertools.count()
+
+        def sometimes(handler: Any) -> None:
+            if next(turn) % 2:
+                stand_in.reply(handler, 500, b"out of memory")
+            else:
+                whole(handler)  # type: ignore[operator]
+
+        slow.answers["/v1/completions"] = sometimes
+        result, found = ask(tmp_path, fast.url, baseline_url=slow.url, measure=True, requests=4, max_tokens=10)
+    assert result.comparison is None
+    assert "speedup" not in found
+    assert found["no-comparison"].level == "unknown"
+
+
+def test_a_server_that_started_again_while_measured_tells_no_acceptance() -> None:
+    before = Metrics(stand_in.vllm_metrics(drafts=100, accepted=180).decode())
+    after = Metrics(stand_in.vllm_metrics(drafts=120, accepted=30).decode())
+    assert servers.during("vllm", before, after).accept_length is None
+
+
+def test_every_engine_counts_whatever_its_first_rank_is_called() -> None:
+    # With attention in parallel over data each engine has ranks of its own; ranks of one engine say the same.
+    text = "".join(
+        f'sglang:generation_tokens_total{{dp_rank="{rank // 2}",model_name="a, \\"b\\"",tp_rank="{rank}"}} {100 + rank // 2}\n' for rank in range(12)
+    )
+    assert Metrics(text).total("sglang:generation_tokens_total") == sum(100 + engine for engine in range(6))
+    twice = 'vllm:num_requests_running{engine="0"} 3\n' * 2
+    assert Metrics(twice).total("vllm:num_requests_running") == 3
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["http://bob:SEK/RET@h:1", "bob:SEKRET@h:1", "http://bob:SEK?RET@h", "http://bob:SEK#RET@h", "http://h:SEKRET", "http://h:99999999", "h:SEKRET/"],
+)
+def test_what_is_wrong_with_an_address_is_said_without_what_may_be_a_password(url: str) -> None:
+    with pytest.raises(ValueError, match=r"address|port") as raised:
+        Url(url)
+    assert "SEK" not in str(raised.value)
+    if "@" in url:
+        with pytest.raises(ValueError, match="name or password") as raised:
+            serving.Params(url=url)
+        assert "SEK" not in str(raised.value)
+
+
+def test_a_server_that_repeats_the_key_does_not_get_it_shown(tmp_path: Path) -> None:
+    (tmp_path / "key").write_text("SEKRET")
+    echoes = {
+        "/v1/models": stand_in.models("vllm", "SEKRET"), "/version": b'{"version": "SEKRET"}', "/metrics": b"SEKRET!",
+        "/server_info": lambda handler: stand_in.reply(handler, 302, b"", Location="http://h/?key=SEKRET"),
+    }  # fmt: skip
+    with stand_in.serving(echoes) as up:  # type: ignore[arg-type]
+        result, found = ask(tmp_path, up.url, api_key_file=str(tmp_path / "key"))
+        assert up.asked[0][2]["Authorization"] == "Bearer SEKRET"
+    assert "SEKRET" not in repr((result, found))
 
 
 def test_nothing_is_posted_unless_asked_for(tmp_path: Path) -> None:

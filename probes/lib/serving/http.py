@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 CONNECT_SECONDS = 5.0
 MAX_BODY = 8 << 20
 """Bytes; the metrics of a large server have a few hundred KiB."""
+SHORTEST_KEY = 6
 _HEADERS = {"Accept": "application/json, text/plain", "User-Agent": "rdiag", "Connection": "close"}
 
 
@@ -47,18 +48,22 @@ class Url:
     """
 
     def __init__(self, text: str) -> None:
+        if "@" in text:
+            raise ValueError("the address must not hold a name or password; see --api-key-file")
         parts = urlsplit(text if "://" in text else "http://" + text)
         if parts.scheme not in {"http", "https"}:
             raise ValueError("the address must begin with http:// or https://")
-        if parts.username is not None or parts.password is not None:
-            raise ValueError("the address must not hold a name or password; see --api-key-file")
         if parts.query or parts.fragment:
             raise ValueError("the address must not have a query or a fragment")
         if not parts.hostname or any(ord(char) <= 32 or ord(char) == 127 for char in text):
             raise ValueError("the address names no host")
         self.secure = parts.scheme == "https"
         self.host = parts.hostname
-        self.port = parts.port if parts.port is not None else (443 if self.secure else 80)
+        try:
+            port = parts.port
+        except ValueError:
+            raise ValueError("the port must be a number up to 65535") from None
+        self.port = port if port is not None else (443 if self.secure else 80)
         self.path = parts.path.rstrip("/")
 
     def __str__(self) -> str:
@@ -79,6 +84,8 @@ class Client:
     def __init__(self, url: Url, key: str | None, seconds: float) -> None:
         self.url = url
         self.seconds = seconds
+        # What is short, or a number, may stand in an answer by itself.
+        self._key = key if key is not None and len(key) >= SHORTEST_KEY and not key.isdigit() else None
         self._headers = {**_HEADERS, **({"Authorization": "Bearer " + key} if key else {})}
 
     def get(self, path: str) -> bytes:
@@ -87,11 +94,15 @@ class Client:
         Raises:
             NoAnswer: anything but a whole answer with status 200 in time.
         """
-        return self._ask("GET", path, None, self.seconds)
+        return self._without_key(self._ask("GET", path, None, self.seconds))
 
     def post(self, path: str, body: Any, seconds: float) -> Any:
         """Send ``body`` as JSON, and return the JSON that comes back; raise as :meth:`get` does."""
-        return parse(self._ask("POST", path, json.dumps(body).encode("ascii"), seconds))
+        return parse(self._without_key(self._ask("POST", path, json.dumps(body).encode("ascii"), seconds)))
+
+    def _without_key(self, data: bytes) -> bytes:
+        """Return an answer without our key: a server that repeats it must not have it shown."""
+        return data.replace(self._key.encode("ascii"), b"(hidden)") if self._key else data
 
     def _ask(self, method: str, path: str, body: bytes | None, seconds: float) -> bytes:
         until = monotonic() + seconds
@@ -105,13 +116,16 @@ class Client:
         try:
             connection.connect()
             reached = True
+            if expired.is_set():
+                # The watch found no socket to cut, and will not come again.
+                raise TimeoutError
             connection.sock.settimeout(max(0.1, until - monotonic()))
             headers = dict(self._headers)
             if body is not None:
                 headers["Content-Type"] = "application/json"
             connection.request(method, self.url.path + path, body, headers)
             response = connection.getresponse()
-            data = self._body(response, until, path)
+            data = self._body(response, until, path, self._key)
             if not expired.is_set():
                 return data
             # Cut off: without a length the rest would not be missed.
@@ -133,9 +147,11 @@ class Client:
             return http.client.HTTPSConnection(self.url.host, self.url.port, timeout=seconds, context=ssl.create_default_context())
         return http.client.HTTPConnection(self.url.host, self.url.port, timeout=seconds)
 
-    def _body(self, response: http.client.HTTPResponse, until: float, path: str) -> bytes:
+    @staticmethod
+    def _body(response: http.client.HTTPResponse, until: float, path: str, key: str | None) -> bytes:
         if response.status != 200:
-            where = response.headers.get("Location")
+            where = response.headers.get("Location", "")
+            where = where.replace(key, "(hidden)") if key else where
             more = " to %s, which is not followed" % ascii(where[:200]) if where else ""
             raise NoAnswer("%s: HTTP status %d%s" % (path, response.status, more), status=response.status)
         parts = []
@@ -168,7 +184,8 @@ def _cut(connection: http.client.HTTPConnection, expired: threading.Event) -> No
     sock = connection.sock
     if sock is not None:
         with contextlib.suppress(OSError):
-            sock.shutdown(socket.SHUT_RDWR)
+            # That of TLS would take the session away from under whoever reads.
+            socket.socket.shutdown(sock, socket.SHUT_RDWR)
 
 
 def _cause(error: Exception) -> str:

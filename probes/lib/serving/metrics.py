@@ -68,13 +68,13 @@ class Metrics:
         for name in names:
             found = [sample for sample in self._samples.get(name.replace(":", "_", 1), ()) if abs(sample.value) < MOST]
             if found:
-                # All ranks of one engine count the same work.
-                for rank in _RANKS:
-                    ranks = {sample.labels.get(rank, "") for sample in found}
-                    if len(ranks) > 1:
-                        first = min(ranks, key=lambda text: (len(text), text))
-                        found = [sample for sample in found if sample.labels.get(rank, "") == first]
-                return found
+                # All ranks of one engine count the same work. Which rank is an engine's first differs where each has its own.
+                first: dict[frozenset[tuple[str, str]], Sample] = {}
+                for sample in found:
+                    engine = frozenset(label for label in sample.labels.items() if label[0] not in _RANKS)
+                    if engine not in first or _rank(sample) < _rank(first[engine]):
+                        first[engine] = sample
+                return list(first.values())
         return []
 
     def total(self, *names: str) -> float | None:
@@ -101,6 +101,11 @@ class Metrics:
         found = [sample.value for sample in self.samples(*names)]
         value = float(fold(found)) if found else None
         return value if value is not None and 0 <= value < MOST else None
+
+
+def _rank(sample: Sample) -> list[tuple[int, str]]:
+    ranks = [sample.labels.get(rank, "") for rank in _RANKS]
+    return [(len(rank), rank) for rank in ranks]
 
 
 def _labels(text: str | None) -> dict[str, str] | None:

@@ -154,7 +154,8 @@ def _vllm_speculation(metrics: Metrics | None, before: Metrics | None) -> Specul
         names = (name + "_total", name)
         value = metrics.total(*names)
         earlier = before.total(*names) if before is not None else None
-        return None if value is None else value - (earlier or 0.0)
+        # A counter that went down belongs to a server that was started again.
+        return None if value is None or value < (earlier or 0.0) else value - (earlier or 0.0)
 
     drafts = counted("vllm:spec_decode_num_drafts")
     proposed = counted("vllm:spec_decode_num_draft_tokens")
