@@ -26,6 +26,8 @@ _ONLY_OUT_OF_PLACE = frozenset({"alltoall", "alltoallv", "sendrecv"})
 """Programs that check nothing in place: the input that they would compare with is overwritten."""
 _ALIGNED = 16
 """Bytes; times the number of ranks, what a size is at most rounded down by."""
+_EVEN_FROM = 64 << 10
+"""Bytes from which on rounding down changes no step between sizes."""
 _FEW = 64
 """Ranks, where their number is not known."""
 
@@ -177,8 +179,11 @@ def _stated(log: Log, table: Table) -> tuple[int | None, str]:
 
 
 def _lacks_devices(log: Log, table: Table) -> bool:
-    """Whether the list of devices is not that of whole processes."""
+    """Whether the list of devices is not that of whole processes, or of groups that differ."""
     each = (table.config.threads or 0) * (table.config.gpus or 0)
+    groups = Counter(device.group for device in table.devices)
+    if len(set(groups.values())) > 1:
+        return True
     return each > 0 and len(table.devices) % each != 0 and not (log.form == "json" and len(table.devices) == 1)
 
 
@@ -276,7 +281,7 @@ def _all_sizes(table: Table, damaged: int, ranks: int) -> bool:
     """Whether there is a row for each size that was asked for; a row that is there twice stands for no other one."""
     asked = table.config.sizes()
     if asked is None:
-        return True
+        return table.left_out or _even(sorted({line.size_bytes for line in table.lines if line.size_bytes >= _EVEN_FROM}))
     kinds = len({(line.dtype, line.redop, line.root) for line in table.lines}) or 1
     if len(table.lines) + damaged < asked * kinds:
         return False
@@ -286,6 +291,16 @@ def _all_sizes(table: Table, damaged: int, ranks: int) -> bool:
         place = bisect.bisect_right(there, size)
         missing += place == 0 or size - there[place - 1] >= _ALIGNED * ranks
     return missing <= damaged
+
+
+def _even(sizes: list[int]) -> bool:
+    """Whether sizes are each the same factor, or the same number of bytes, above the one before."""
+    pairs = list(zip(sizes, sizes[1:]))
+    if len(pairs) < 2:
+        return True
+    (low, high), steps = pairs[0], [after - before for before, after in pairs]
+    by_factor = all(abs(after / before / (high / low) - 1) < TOLERANCE for before, after in pairs)
+    return by_factor or max(steps) - min(steps) <= TOLERANCE * min(steps)
 
 
 # Whether contents were right -----------------------------------------------------------------------------------------

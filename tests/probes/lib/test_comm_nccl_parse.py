@@ -194,6 +194,15 @@ def test_a_row_that_is_there_twice_stands_for_no_other() -> None:
     assert parsed.codes["incomplete"] == "unknown"
 
 
+@pytest.mark.parametrize("sizes", [tuple(1 << power for power in range(16, 30)), tuple(range(1 << 20, 9 << 20, 1 << 20))])
+def test_a_step_between_sizes_that_is_too_large_without_parameters(sizes: tuple[int, ...]) -> None:
+    lines = without_parameters(text(RUN.but(sizes=sizes))).splitlines()
+    assert parse("\n".join(lines)).result.complete
+    for gone in sizes[1:-1]:
+        parsed = parse("\n".join(line for line in lines if line.split()[:1] != [str(gone)]))
+        assert (parsed.result.complete, parsed.result.correctness) == (False, "not_checked"), gone
+
+
 def test_text_saved_by_a_shell_of_windows() -> None:
     for encoding in ("utf-16", "utf-8-sig"):
         parsed = parse(text(RUN).replace("\n", "\r\n").encode(encoding))
