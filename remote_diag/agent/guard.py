@@ -112,13 +112,13 @@ class Question:
         return lines
 
     def abandon(self) -> None:
-        """Kill it, without waiting to see it die."""
+        """Kill it and what it started, without waiting to see it die."""
         os.close(self.descriptor)
-        if self._pid in self._children.pending():
-            # Not reaped yet, so the number is still its own.
+        if self._pid in self._children.pending() or not self._complete:
+            # Not reaped yet, or what it started keeps its output open: the number is still that of its group.
             try:  # noqa: SIM105 - contextlib would be one more import
-                os.kill(self._pid, signal.SIGKILL)
-            except ProcessLookupError:
+                os.killpg(self._pid, signal.SIGKILL)
+            except (ProcessLookupError, PermissionError):
                 pass
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from probes.lib.gpu.occupancy import APPS_QUESTION, GPUS_QUESTION, GpuProcess
 from remote_diag.agent import guard as guard_module
-from remote_diag.agent.guard import Guard
+from remote_diag.agent.guard import Guard, Question
 from remote_diag.agent.processes import Children
 from remote_diag.agent.request import Request
 from tests.agent.conftest import wait_until
@@ -312,3 +312,15 @@ def test_who_cannot_be_seen_counts_the_second_time(
 def test_lines_that_name_no_process_are_refused(line: str) -> None:
     with pytest.raises(ValueError, match=r".+"):
         GpuProcess(line)
+
+
+@pytest.mark.parametrize("end", ["exit 0", "exec sleep 1000"])
+def test_what_nvidia_smi_started_ends_with_the_question(tmp_path: Path, gpus: Driver, end: str) -> None:
+    gpus.script(f"sleep 1000 & echo $! > {tmp_path}/child\n{end}")
+    children = Children()
+    question = Question(str(gpus.folder / "nvidia-smi"), dict(os.environ), children, ("-L",))
+    wait_until(lambda: (tmp_path / "child").exists() and (tmp_path / "child").read_text().endswith("\n"))
+    child = Path("/proc", (tmp_path / "child").read_text().strip())
+    assert question.lines() is None
+    question.abandon()
+    wait_until(lambda: not child.exists() or ") Z " in (child / "stat").read_text())

@@ -149,7 +149,7 @@ def test_the_inquiry_gives_up_on_a_card_that_stays_at_work() -> None:
     "answers",
     [
         [[]], [["No devices were found"]], [[ROW % 0, ROW % 0]], [[ROW % 0], ["1, x, y"]], [[ROW % 0], [], []],
-        [[ROW % 0], [], ["0, GPU-b, 00000000:1B:00.0, 97887, 0, 0"]], [[ROW % "[GPU is lost]"]], [[ROW % ""]], [[ROW % "-1"]],
+        [[ROW % 0], [], ["0, GPU-b, 00000000:1B:00.0, 97887, 0, 0"]], [[ROW % 0, (ROW % 0).replace("GPU-a", "GPU-b")]], [[ROW % "[GPU is lost]"]], [[ROW % ""]], [[ROW % "-1"]],
     ],
 )  # fmt: skip
 def test_answers_that_make_no_sense_are_never_free(answers: list[list[str]]) -> None:

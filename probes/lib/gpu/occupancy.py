@@ -36,6 +36,8 @@ APPS_QUESTION = ("--query-compute-apps=gpu_uuid,pid,process_name,used_memory", "
 _UNUSED_WORDS = ("no running processes found",)
 _NOT_SUPPORTED = frozenset({"[n/a]", "n/a", "[not supported]", "not supported"})
 _MAX_NAMED = 5
+_INITIAL_PID_NAMESPACE = "pid:[4026531836]"
+_DEVICES = ("/dev/nvidia", "/dev/dxg")
 
 
 class GpuProcess:
@@ -58,7 +60,8 @@ class GpuProcess:
 
     def describe(self) -> str:
         """Say who it is and whose."""
-        return "pid %d (%s, user %s, %s)" % (self.pid, self.name[:200], owner(self.pid) or "unknown", self.memory[:40])
+        user = owner(self.pid) if is_ours_to_see(self.pid) else None
+        return "pid %d (%s, user %s, %s)" % (self.pid, self.name[:200], user or "unknown", self.memory[:40])
 
 
 def parse_apps(lines: Iterable[str]) -> list[GpuProcess]:
@@ -86,6 +89,24 @@ def owner(pid: int) -> str | None:
         return pwd.getpwuid(uid).pw_name
     except (ImportError, KeyError):
         return str(uid)
+
+
+def is_ours_to_see(pid: int) -> bool:
+    """Whether the process of that number here is the one that the driver means.
+
+    In a container the driver may name processes by the numbers they have outside; another one may bear that number
+    here. One that has a device of a GPU open is not it by accident.
+    """
+    try:
+        if os.readlink("/proc/self/ns/pid") == _INITIAL_PID_NAMESPACE:
+            return True
+    except OSError:
+        return True
+    folder = "/proc/%d/fd" % pid
+    try:
+        return any(os.readlink(os.path.join(folder, name)).startswith(_DEVICES) for name in os.listdir(folder))
+    except OSError:
+        return False
 
 
 def describe(processes: Sequence[GpuProcess]) -> str:
@@ -217,6 +238,8 @@ class Inquiry:
             if values["uuid"] in seen:
                 raise ValueError("one GPU twice: %r" % line[:200])
             seen.add(values["uuid"])
+            if any(other is not gpu and other.index == int(values["index"]) for other in self.gpus):
+                raise ValueError("two GPUs have one index: %r" % line[:200])
             gpu.memory_total_mib = _number(values["memory.total"], line)
             gpu.memory_used_mib = _number(values["memory.used"], line)
             gpu.utilization_pct.append(_number(values["utilization.gpu"], line))

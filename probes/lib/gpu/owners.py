@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 
 from .missing import Missing, known
-from .occupancy import GpuProcess, GpuUse, owner
+from .occupancy import GpuProcess, GpuUse, is_ours_to_see, owner
 from .procfs import read_text
 
 TYPE_CHECKING = False
@@ -66,8 +66,9 @@ def holders(seen: Seen) -> list[Holder] | None:
 
 
 def _holder(pid: int, process: SmiProcess, seen: Seen) -> Holder:
-    visible = not seen.parsed and os.path.exists("/proc/%d" % pid)
-    alive = True if visible or (not seen.parsed and _exists(pid)) else None if seen.parsed or seen.around.container or seen.around.wsl else False
+    ours = not seen.parsed and is_ours_to_see(pid)
+    visible = ours and os.path.exists("/proc/%d" % pid)
+    alive = True if visible or (ours and _exists(pid)) else None if seen.parsed or seen.around.container or seen.around.wsl else False
     return Holder(
         pid, known(process.name) or "", known(process.kind), process.memory_mib, owner(pid) if visible else None,
         container_of(pid) if visible else None, alive, known(process.uuid), known(process.bus_id),

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from probes.lib.gpu import owners, surroundings
+from probes.lib.gpu import occupancy, owners, surroundings
 from probes.lib.gpu.collect import Seen
 from probes.lib.gpu.judgement import Judgement
 from probes.lib.gpu.looking import Surroundings
@@ -153,3 +153,16 @@ def test_a_process_that_proc_hides_has_not_ended(monkeypatch: pytest.MonkeyPatch
     assert holder(there.pid, Surroundings()).alive is False
     assert holder(there.pid, Surroundings(container="docker")).alive is None
     assert holder(1 << 40, Surroundings()).alive is False
+
+
+def test_a_number_from_outside_a_container_names_nobody_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = os.readlink
+    devices = {"open": "/dev/null"}
+    monkeypatch.setattr(os, "readlink", lambda path: "pid:[4026532480]" if path.endswith("ns/pid") else devices["open"] if "/fd/" in path else real(path))
+    process = occupancy.GpuProcess(f"{os.getpid()}, train, 100 MiB")
+    assert "user unknown" in process.describe()
+    found = holder(os.getpid(), Surroundings(container="its own process ids"))
+    assert (found.user, found.container, found.alive) == (None, None, None)
+    devices["open"] = "/dev/nvidia3"
+    assert f"user {occupancy.owner(os.getpid())}" in process.describe()
+    assert holder(os.getpid(), Surroundings(container="its own process ids")).alive is True
