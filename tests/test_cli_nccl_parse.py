@@ -156,6 +156,7 @@ def test_pictures(tmp_path: Path) -> None:
     [
         ("--parse", "x.log", "--sizes", "8:8"), ("--parse", "x.log", "--binary", "/x/all_reduce_perf"), ("--parse", "x.log", "--graph"),
         ("--gpu", "x"), ("--", "-b", "8"), ("--backend", "gloo", "--binary", "/x/all_reduce_perf"), ("--parse", "x.log", "--backend", "gloo"),
+        ("--parse", "x.log", "--save-baseline"), ("--parse", "x.log", "-H", "local"), ("--parse", "x.log", "--dry-run"),
     ],
 )  # fmt: skip
 def test_options_that_do_not_go_together(tmp_path: Path, arguments: tuple[str, ...]) -> None:

@@ -15,6 +15,8 @@ from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import click
+
 from .settings import Settings
 
 if TYPE_CHECKING:
@@ -42,6 +44,7 @@ def execute_parsed(
         then: is called with the Outcome before it is printed, when it has an answer.
 
     Raises:
+        UsageError: the common options ask for what only a host can give.
         ConfigError: the file cannot be read, or is not what the probe parses.
     """
     from ..discovery import locate
@@ -49,6 +52,8 @@ def execute_parsed(
     from ..text import safe
     from .output import print_json, print_outcome
 
+    if settings.save_baseline or settings.hosts or settings.dry_run:
+        raise click.UsageError("--parse judges a file: it takes no --host, saves no baseline and has nothing to try without a host")
     data = read(file)
     provide_probe_code()
     loaded = load(locate(probe, settings.probe_paths).path)
