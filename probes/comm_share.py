@@ -219,13 +219,14 @@ class Result:
 
 def run(params: Params, context: Context) -> Result:
     """Read, add up, tell."""
+    from probes.lib.comm.overlap import Scratch
     from probes.lib.comm.trace import BadTrace, Reader
     from probes.lib.comm.trace_shares import Gathered
     from probes.lib.files import Damaged, File, Meter, Unreadable
 
     path = params.path if params.path is not None else _trace_of(params.pid or 0, context)
     meter = Meter()
-    gathered = Gathered(params.step)
+    gathered = Gathered(params.step, Scratch(context.run_dir))
     shrank = None
     try:
         with File(path, meter) as file:

@@ -10,13 +10,16 @@ the same time on one GPU counts once. Definitions, for each GPU by itself:
 
 from __future__ import annotations
 
+import os
 from array import array
 from bisect import bisect_right
 from heapq import merge
+from os import SEEK_END
+from tempfile import TemporaryFile
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Iterable, Iterator, List, Sequence, Tuple
+    from typing import IO, Any, Iterable, Iterator, List, Sequence, Tuple
 
     Interval = Tuple[float, float]
     Event = Tuple[float, float, int]
@@ -24,16 +27,80 @@ if TYPE_CHECKING:
 
 RUN = 1 << 15
 """Events that are sorted at once: small enough to cost little as Python objects."""
+ROOM = 4_000_000
+"""Events that stay in memory: 80 MB."""
+_BLOCK = 1 << 12
+"""Events that are read back at once, and intervals that are worth forgetting."""
 _FEW = 6
 """Runs whose times overlap and that are sorted together; more of them are merged one event at a time."""
 
 
-class Events:
-    """Many intervals with a key each, in 20 bytes an event; given back by their start."""
+class Scratch:
+    """A file without a name that takes runs of events once memory holds enough of them; where it cannot, memory does.
 
-    def __init__(self) -> None:
+    Args:
+        folder: where it is made.
+        room: events of all users together that stay in memory.
+    """
+
+    def __init__(self, folder: str, room: int = ROOM) -> None:
+        self._folder = folder
+        self._room = room
+        self._file: IO[bytes] | None = None
+
+    def put(self, run: Run) -> Run | Stored:
+        """Keep a run, here or in the file."""
+        self._room -= len(run[0])
+        if self._room >= 0:
+            return run
+        try:
+            if self._file is None:
+                self._file = TemporaryFile(dir=self._folder)  # noqa: SIM115 - it goes with this object
+            place = self._file.seek(0, SEEK_END)
+            self._file.write(b"".join(part.tobytes() for part in run))
+            self._file.flush()
+        except OSError:
+            # No space, or no folder: slower machines have swap, and nothing is lost.
+            return run
+        return Stored(self._file, place, run)
+
+
+class Stored:
+    """A run in a file."""
+
+    def __init__(self, file: IO[bytes], place: int, run: Run) -> None:
+        self._file = file
+        self._place = place
+        self._count = len(run[0])
+        self.first = run[0][0]
+        self.last = run[0][-1]
+
+    def __iter__(self) -> Iterator[Event]:
+        """Yield its events, read a few at a time."""
+        for begin in range(0, self._count, _BLOCK):
+            count = min(_BLOCK, self._count - begin)
+            parts: list[Any] = []
+            base = self._place
+            for code in "ddi":
+                part = array(code)
+                data = os.pread(self._file.fileno(), part.itemsize * count, base + part.itemsize * begin)
+                part.frombytes(data)
+                parts.append(part)
+                base += part.itemsize * self._count
+            yield from zip(*parts)
+
+
+class Events:
+    """Many intervals with a key each, in 20 bytes an event; given back by their start.
+
+    Args:
+        scratch: where those go that are too many; without it all stay in memory.
+    """
+
+    def __init__(self, scratch: Scratch | None = None) -> None:
+        self._scratch = scratch
         self._pending: list[Event] = []
-        self._runs: list[Run] = []
+        self._runs: list[Run | Stored] = []
         self._sorted = 0
         self._first = float("inf")
         self._last = float("-inf")
@@ -66,7 +133,8 @@ class Events:
         if self._pending:
             self._pending.sort()
             starts, ends, keys = zip(*self._pending)
-            self._runs.append((array("d", starts), array("d", ends), array("i", keys)))
+            run = array("d", starts), array("d", ends), array("i", keys)
+            self._runs.append(run if self._scratch is None else self._scratch.put(run))
             self._sorted += len(starts)
             self._first = min(self._first, starts[0])
             self._last = max(self._last, *ends)
@@ -75,26 +143,35 @@ class Events:
     def drain(self) -> Iterator[Event]:
         """Yield all of them, by start; they are gone afterwards."""
         self._flush()
-        runs = sorted(self._runs, key=lambda run: (run[0][0], run[0][-1]))
+        runs = sorted(self._runs, key=_reach)
         self._runs = []
         runs.reverse()
         while runs:
             group = [runs.pop()]
-            until = group[0][0][-1]
+            until = _reach(group[0])[1]
             # Runs whose starts interleave go together; a profiler writes almost in order, so that is few.
-            while runs and runs[-1][0][0] <= until:
+            while runs and _reach(runs[-1])[0] <= until:
                 group.append(runs.pop())
-                until = max(until, group[-1][0][-1])
+                until = max(until, _reach(group[-1])[1])
             if len(group) == 1:
-                yield from zip(*group.pop())
+                yield from _events(group.pop())
             elif len(group) <= _FEW:
-                events = [event for run in group for event in zip(*run)]
+                events = [event for run in group for event in _events(run)]
                 group.clear()
                 # Sorted stretches behind one another: the sort finds and merges them.
                 events.sort()
                 yield from events
             else:
-                yield from merge(*(zip(*run) for run in group))
+                yield from merge(*map(_events, group))
+
+
+def _reach(run: Run | Stored) -> Interval:
+    """Return the first and the last start of a run."""
+    return (run.first, run.last) if isinstance(run, Stored) else (run[0][0], run[0][-1])
+
+
+def _events(run: Run | Stored) -> Iterator[Event]:
+    return iter(run) if isinstance(run, Stored) else zip(*run)
 
 
 class Union:
@@ -130,11 +207,54 @@ class Union:
             self._answer = self._until(end) - self._until(start) if end > start else 0.0
         return self._answer
 
+    def forget(self, moment: float) -> None:
+        """Drop intervals that end before ``moment``, once they are many: nothing before it is asked about any more."""
+        if len(self.ends) > 2 * _BLOCK and self.ends[_BLOCK] < moment:
+            many = min(bisect_right(self.ends, moment), len(self.ends) - 1)
+            for column in (self.starts, self.ends, self._before):
+                del column[:many]
+
     def _until(self, moment: float) -> float:
         place = bisect_right(self.starts, moment) - 1
         if place < 0:
-            return 0.0
+            return self._before[0] if self._before else 0.0
         return self._before[place] + min(moment, self.ends[place]) - self.starts[place]
+
+
+class Ahead:
+    """The union of parts that come by, known a little further than where it is asked about.
+
+    Args:
+        parts: start, end, key; by start.
+    """
+
+    def __init__(self, parts: Iterator[Event]) -> None:
+        self._parts = parts
+        self._known = Union()
+        self._next: Event | None = next(parts, None)
+
+    def covered(self, start: float, end: float) -> float:
+        """Return the length of the part of (start, end) that is covered; nothing before what was forgotten."""
+        self._read_to(end)
+        return self._known.covered(start, end)
+
+    def forget(self, moment: float) -> None:
+        """Promise to ask for nothing before ``moment`` any more."""
+        self._known.forget(moment)
+
+    def total(self) -> float:
+        """Read the rest, and return the length of all."""
+        while self._next is not None:
+            self._read_to(self._next[0] + 1)
+            self._known.forget(self._next[0] if self._next is not None else 0.0)
+        return self._known.total
+
+    def _read_to(self, moment: float) -> None:
+        coming, add, parts = self._next, self._known.add, self._parts
+        while coming is not None and coming[0] < moment:
+            add(coming[0], coming[1])
+            coming = next(parts, None)
+        self._next = coming
 
 
 def union(intervals: Iterable[Interval]) -> list[Interval]:
@@ -194,7 +314,7 @@ class Share:
         """Length of what nothing hides, us."""
         self._end = float("-inf")
 
-    def add(self, start: float, end: float, hiding: Union) -> None:
+    def add(self, start: float, end: float, hiding: Union | Ahead) -> None:
         """Add a part; ``hiding`` is what it may hide behind."""
         # Several times faster than max(), in the innermost loop.
         if start < self._end:  # noqa: PLR1730

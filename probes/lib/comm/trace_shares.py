@@ -8,7 +8,7 @@ from array import array
 from fnmatch import fnmatchcase
 
 from probes.lib.comm.kernel_names import communication, element_bytes
-from probes.lib.comm.overlap import Events, Share, Union, clipped, union
+from probes.lib.comm.overlap import Ahead, Events, Scratch, Share, Union, clipped, union
 from probes.lib.comm.trace import number
 
 TYPE_CHECKING = False
@@ -44,16 +44,16 @@ MAX_NAMES = 500
 """Names of annotations that are remembered to be offered."""
 _NAME = 200
 _FEW = 100
+_SORTED = 200_000
+_BUCKETS = 1000
 _OTHER = "(more names than can be told apart)"
 
 
 class Work:
     """What one GPU did."""
 
-    def __init__(self) -> None:
-        self.communication = Events()
-        self.compute = Events()
-        self.copies = Events()
+    def __init__(self, scratch: Scratch | None = None) -> None:
+        self.communication, self.compute, self.copies = Events(scratch), Events(scratch), Events(scratch)
         self.own = 0
         """Events whose process is the GPU's number, as the profiler writes it."""
         self.others: set[str] = set()
@@ -71,10 +71,12 @@ class Gathered:
     Args:
         step: name of the annotation whose spans are the steps; ``*`` and ``?`` as in a shell, and a number after ``#`` is
             ignored. None for torch's own ProfilerStep.
+        scratch: where events go that are too many for memory.
     """
 
-    def __init__(self, step: str | None = None) -> None:
+    def __init__(self, step: str | None = None, scratch: Scratch | None = None) -> None:
         self._step = step
+        self._scratch = scratch
         self.devices: dict[int, Work] = {}
         self.kinds: list[Kind] = []
         self._ids: dict[tuple[Any, ...], int] = {}
@@ -154,7 +156,7 @@ class Gathered:
 
     def _work(self, device: int) -> Work:
         if device not in self.devices:
-            self.devices[device] = Work()
+            self.devices[device] = Work(self._scratch)
         return self.devices[device]
 
     def _collective(self, name: str, arguments: dict[str, Any]) -> int:
@@ -298,8 +300,26 @@ class Calls:
         """Return the nearest-rank percentile of the lengths."""
         if not self.lengths:
             return None
-        ordered = sorted(self.lengths)
-        return ordered[max(0, -int(-share * len(ordered) // 1) - 1)]
+        return _ranked(self.lengths, max(0, -int(-share * len(self.lengths) // 1) - 1))
+
+
+def _ranked(values: array[float], rank: int) -> float:
+    """Return the value that has ``rank`` smaller ones before it; many are not sorted as Python's objects, 40 bytes each."""
+    low, high = min(values), max(values)
+    while len(values) > _SORTED and low < high:
+        scale = _BUCKETS / (high - low)
+        if scale > 1e300:
+            break
+        counts = [0] * (_BUCKETS + 1)
+        for value in values:
+            counts[int((value - low) * scale)] += 1
+        bucket = 0
+        while rank >= counts[bucket]:
+            rank -= counts[bucket]
+            bucket += 1
+        values = array("d", (value for value in values if int((value - low) * scale) == bucket))
+        low, high = min(values), max(values)
+    return sorted(values)[rank] if low < high else low
 
 
 class DeviceShares:
@@ -322,17 +342,17 @@ class DeviceShares:
         """Collective -> its share, whatever library does it."""
         self.collectives: dict[tuple[str, str], Share] = {}
         """(family, collective) -> its share."""
-        computing = Union()
-        for start, end, _ in self._counted("compute", clipped(work.compute.drain(), spans)):
-            computing.add(start, end)
-        self.compute_us = computing.total
-        copying = Union()
-        for start, end, _ in self._counted("copy", clipped(work.copies.drain(), spans)):
-            copying.add(start, end)
-        self.copies_us = copying.total
-        communicating = Union()
-        events = self._measured(work.communication.drain(), spans)
-        for start, end, key in self._counted("communication", clipped(events, spans)):
+        # All three by their starts at once, so that none has to be held in memory.
+        computing = Ahead(self._counted("compute", clipped(work.compute.drain(), spans)))
+        copying = self._counted("copy", clipped(work.copies.drain(), spans))
+        communicating = self._counted("communication", clipped(self._measured(work.communication.drain(), spans), spans))
+        copies, other, nothing = Share(), Share(), Union()
+        for start, end, key, copied in _by_start(copying, communicating):
+            computing.forget(start)
+            other.add(start, end, computing)
+            if copied:
+                copies.add(start, end, nothing)
+                continue
             kind = kinds[key]
             family, collective = kind.family or "", kind.collective or ""
             self.all.add(start, end, computing)
@@ -340,11 +360,9 @@ class DeviceShares:
             self.names.setdefault(collective, Share()).add(start, end, computing)
             self.collectives.setdefault((family, collective), Share()).add(start, end, computing)
             self.calls[key].kernel_us += end - start
-            communicating.add(start, end)
-        busy, nothing = Share(), Union()
-        for start, end in _by_start(computing, copying, communicating):
-            busy.add(start, end, nothing)
-        self.busy_us = busy.total
+        self.compute_us = computing.total()
+        self.copies_us = copies.total
+        self.busy_us = self.compute_us + other.exposed
 
     def by_name(self, kinds: Sequence[Kind]) -> dict[tuple[str, str], tuple[int, float]]:
         """Return (name, kind) -> (calls, us): compute, copy, or the family of communication; messages of all sizes together."""
@@ -385,10 +403,12 @@ class DeviceShares:
             yield event
 
 
-def _by_start(*unions: Union) -> Iterator[tuple[float, float]]:
+def _by_start(
+    copying: Iterator[tuple[float, float, int]], communicating: Iterator[tuple[float, float, int]]
+) -> Iterator[tuple[float, float, int, bool]]:
     from heapq import merge
 
-    return merge(*(zip(each.starts, each.ends) for each in unions))
+    return merge(((*part, True) for part in copying), ((*part, False) for part in communicating))
 
 
 def _arguments(recorded: bytes) -> dict[str, Any]:

@@ -1,14 +1,17 @@
 from __future__ import annotations
 
+import tempfile
+import tracemalloc
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from probes.lib.comm import overlap
+from probes.lib.comm import overlap, trace_shares
 from probes.lib.comm.overlap import Events, Share, Union, clipped, union
-from probes.lib.comm.trace_shares import DeviceShares, Kind, Work
+from probes.lib.comm.trace_shares import Calls, DeviceShares, Kind, Work
 
 MOMENTS = 60
 """Times are whole numbers below this, so that an oracle can look at each unit of time by itself."""
@@ -78,6 +81,67 @@ def test_events_come_back_by_their_start(parts: list[tuple[int, int]], run: int)
     assert sorted(drained) == sorted((start, start + length, key) for key, (start, length) in enumerate(parts))
     assert [event[0] for event in drained] == sorted(event[0] for event in drained)
     assert list(events.drain()) == []
+
+
+@given(st.lists(st.tuples(st.integers(0, 1000), st.integers(0, 50)), max_size=300), st.integers(1, 20), st.integers(0, 100), st.integers(1, 9))
+def test_events_come_back_from_a_file_too(parts: list[tuple[int, int]], run: int, room: int, block: int) -> None:
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(overlap, "RUN", run)
+        patch.setattr(overlap, "_BLOCK", block)
+        scratch = overlap.Scratch(folder, room)
+        several = [Events(scratch), Events(scratch)]
+        for key, (start, length) in enumerate(parts):
+            several[key % 2].add(start, start + length, key)
+        for place, events in enumerate(several):
+            drained = list(events.drain())
+            expected = [(start, start + length, key) for key, (start, length) in enumerate(parts) if key % 2 == place]
+            assert sorted(drained) == sorted(expected)
+            assert [event[0] for event in drained] == sorted(event[0] for event in drained)
+
+
+def test_without_a_place_for_the_file_events_stay_in_memory(tmp_path: Path) -> None:
+    events = Events(overlap.Scratch(str(tmp_path / "absent"), 0))
+    events.add(1, 2, 3)
+    assert list(events.drain()) == [(1, 2, 3)]
+
+
+@given(_PARTS, _PARTS)
+def test_what_is_known_only_a_little_ahead_covers_the_same(parts: list[tuple[int, int]], asked: list[tuple[int, int]]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(overlap, "_BLOCK", 1)
+        ahead = overlap.Ahead((float(start), float(end), 0) for start, end in sorted(parts))
+        for begin, end in sorted(asked):
+            ahead.forget(begin)
+            for start in (begin, min(begin + 2, end)):
+                assert ahead.covered(start, end) == len(moments(parts) & moments([(start, end)]))
+        assert ahead.total() == len(moments(parts))
+
+
+def test_memory_does_not_grow_with_the_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(overlap, "RUN", 1000)
+    peaks = []
+    for count in (20_000, 200_000):
+        tracemalloc.start()
+        work = Work(overlap.Scratch(str(tmp_path), 0))
+        for place in range(count):
+            (work.compute if place % 8 else work.communication).add(2.0 * place, 2.0 * place + 1, 1 if place % 8 == 0 else 0)
+        shares = DeviceShares(work, KINDS, [(0.0, 2.0 * count)])
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+        assert (shares.all.total, shares.compute_us, shares.busy_us) == (count / 8, count * 7 / 8, count)
+    # The lengths of calls stay, 8 bytes each, and a few bytes about each run.
+    assert peaks[1] < peaks[0] + 1_500_000
+
+
+@given(st.lists(st.floats(0, 1e9), min_size=1, max_size=300), st.floats(0, 1))
+def test_percentiles_of_many_are_those_of_sorting(values: list[float], share: float) -> None:
+    calls = Calls()
+    calls.lengths.extend(values)
+    expected = calls.percentile(share)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trace_shares, "_SORTED", 5)
+        patch.setattr(trace_shares, "_BUCKETS", 7)
+        assert calls.percentile(share) == expected
 
 
 @given(_PARTS, _PARTS)
