@@ -230,6 +230,18 @@ def finding(difference: Difference, baseline: Baseline) -> Finding:
     )
 
 
+def _unfit(result: Mapping[str, Any]) -> str | None:
+    """Say why a result is not what is normal, where it says so itself; None where nothing speaks against it."""
+    if result.get("complete") is False:
+        return "the run is not complete"
+    return "data arrived wrong" if result.get("correctness") == "wrong" else None
+
+
+def _not_saved(why: str) -> Finding:
+    message = f"no baseline is saved: {why}; an older one stays"
+    return Finding("unknown", "baseline-not-saved", message, action="run it again with --save-baseline when that is mended")
+
+
 def apply(
     outcome: Outcome[Any], watched: Sequence[Watch], *, save_now: bool = False, like: str | None = None
 ) -> Outcome[Any]:
@@ -238,7 +250,8 @@ def apply(
     Args:
         outcome: of a probe that gave a result; others come back as they are.
         watched: what is compared.
-        save_now: store the result as the baseline afterwards.
+        save_now: store the result as the baseline afterwards; one that says itself that it is not complete, or that
+            data were wrong, is no baseline and replaces none.
         like: hold it against the baseline of this other host instead.
 
     Raises:
@@ -254,7 +267,11 @@ def apply(
             f"there is no baseline of {like} for {outcome.probe}", hint=f"rdiag {outcome.probe} --host {like} --save-baseline"
         )
     about: dict[str, Any] | None = None
-    if save_now:
+    unfit = _unfit(result) if save_now else None
+    if unfit is not None:
+        findings = (*outcome.findings, _not_saved(unfit))
+        outcome = dataclasses.replace(outcome, findings=findings, status=status(findings))
+    elif save_now:
         path = save(outcome.host, outcome.probe, result)
         about = {"saved": str(path), "differences": []}
     elif baseline is not None:

@@ -121,6 +121,28 @@ def test_a_change_for_the_worse_decides_the_status(busbw: float | None, driver: 
         assert "baseline of h, saved 20" in (finding.threshold_source or "")
 
 
+@dataclass(frozen=True)
+class Measured:
+    complete: bool
+    correctness: str
+
+
+@pytest.mark.parametrize(("complete", "correctness", "why"), [(False, "ok", "not complete"), (True, "wrong", "arrived wrong")])
+def test_what_was_not_well_replaces_no_baseline(complete: bool, correctness: str, why: str) -> None:
+    def saved(complete: bool, correctness: str) -> Outcome[Measured]:
+        timing = Timing(connect_s=0, upload_s=0, run_s=0, total_s=0)
+        ran = Outcome("h", "nccl", "r", "ok", Measured(complete, correctness), (Finding("ok", "x", "y"),), timing)
+        return baselines.apply(ran, (), save_now=True)
+
+    assert saved(complete=True, correctness="ok").baseline is not None
+    refused = saved(complete, correctness)
+    assert (refused.status, refused.baseline) == ("unknown", None)
+    assert why in refused.findings[-1].message
+    stored = baselines.load("h", "nccl")
+    assert stored is not None
+    assert stored.result == {"complete": True, "correctness": "ok"}
+
+
 def test_without_a_baseline_nothing_is_added() -> None:
     now = baselines.apply(outcome(46.0), WATCHED)
     assert now.baseline is None
