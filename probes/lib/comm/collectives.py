@@ -239,7 +239,8 @@ class _Steps:
             size,
             in_place=job.collective in plan.IN_PLACE,
             wrong=sum(each["wrong"] for each in told) if job.check else None,
-            count=told[0]["count"],
+            # nccl-tests counts what goes from one rank to one other.
+            count=told[0]["count"] // (job.ranks if job.collective in plan.SPLIT else 1),
             dtype=job.dtype,
             redop=plan.REDOPS.get(job.collective),
             root=plan.ROOTS.get(job.collective),

@@ -66,7 +66,7 @@ def tell(context: Context, report: Mapping[str, Any], arm: Arm) -> None:
             unit="elements",
             threshold=0,
             threshold_source="sums of small integers are exact",
-            evidence=tuple("%d bytes: %d wrong of %s a rank" % (row["size_bytes"], row["wrong"], row["count"]) for row in wrong[:8]),
+            evidence=tuple("%d bytes: %d elements wrong, over all ranks" % (row["size_bytes"], row["wrong"]) for row in wrong[:8]),
             action="trust no result of these GPUs together; rdiag p2p names the pair, rdiag topo shows ACS and IOMMU",
         )
     elif report["correctness"] == "ok" and arm.trouble is None:

@@ -80,6 +80,15 @@ def test_healthy_ranks(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize(
+    ("collective", "parts"),
+    [("all_reduce", 1), ("broadcast", 1), ("sendrecv", 1), ("all_gather", 3), ("reduce_scatter", 3), ("alltoall", 3)],
+)
+def test_elements_are_counted_as_nccl_tests_counts_them(bench: Bench, collective: str, parts: int) -> None:
+    (row,) = bench.run(collective=collective, sizes=[6 << 10]).rows
+    assert (row.count, row.dtype) == ((6 << 10) // 2 // parts, "bf16")
+
+
+@pytest.mark.parametrize(
     ("play", "kind", "code"),
     [
         ({"do": "kill"}, "killed", "rank-killed"),
