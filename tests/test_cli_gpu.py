@@ -255,3 +255,22 @@ def test_xids_are_set_by_options_and_checked_before_anything_is_contacted(tmp_pa
         assert both.code == 2
         assert "Xid 63 is both" in both.err
         assert len(host.smi.calls()) == calls
+
+
+def test_files_as_they_are_saved_elsewhere(tmp_path: Path) -> None:
+    file = tmp_path / "saved"
+    for text in (csv_text(h200()), to_xml(h200(), [])):
+        for codec in ("utf-16-le", "utf-16-be"):
+            file.write_bytes(("\ufeff" + text).encode(codec))
+            ran = rdiag("gpu", "--parse", str(file), "--gpus", "8", "--json", home=tmp_path)
+            assert (ran.code, ran.json["status"]) == (0, "ok"), ran.out + ran.err
+    once = csv_text(h200())
+    again = [{**gpu, "remapped_rows.pending": "Yes"} if gpu["index"] == "3" else gpu for gpu in h200()]
+    file.write_text(once + csv_text(again).partition("\n")[2])
+    ran = rdiag("gpu", "--parse", str(file), "--gpus", "8", "--json", home=tmp_path)
+    assert (ran.code, len(ran.json["result"]["gpus"])) == (1, 8)
+    assert [gpu["status"] for gpu in ran.json["result"]["gpus"]].index("degraded") == 3
+    file.write_text(to_xml(h200(), []) * 2)
+    ran = rdiag("gpu", "--parse", str(file), home=tmp_path)
+    assert ran.code == 3
+    assert "2 answers, one after the other" in ran.err

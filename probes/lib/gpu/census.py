@@ -16,7 +16,7 @@ _LOST = (
     "end what still runs on it, then power-cycle the host (a reboot may not be enough); look for Xid 79 in dmesg; "
     "check power, seat and heat; have it replaced if it comes again"
 )
-_PASSED_ON = ("vfio-pci", "xen-pciback", "pci-stub")
+PASSED_ON = ("vfio-pci", "xen-pciback", "pci-stub")
 
 
 def usable(reading: GpuReading) -> bool:
@@ -80,7 +80,7 @@ def _physical(seen: Seen, physical: dict[str, Device]) -> list[Judgement]:
         line = "%s %s%s" % (bus, device.name, ", slot %s" % device.slot if device.slot else "")
         if device.lost:
             told.append(Judgement("fail", "gpu-lost", "it has fallen off the bus: lspci reads nothing but ones", subject, evidence=(line,), action=_LOST))
-        elif device.driver in _PASSED_ON:
+        elif device.driver in PASSED_ON:
             told.append(Judgement("ok", "gpu-passed-on", "it is handed to a virtual machine (%s)" % device.driver, subject, evidence=(line,)))
         elif seen.around.container is not None:
             told.append(Judgement("ok", "gpu-not-here", "it is in the machine and not in this container", subject, evidence=(line,)))

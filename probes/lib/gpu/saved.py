@@ -16,7 +16,9 @@ def read(data: bytes) -> Seen:
     Raises:
         ValueError: it is no answer about GPUs; the message names what it is.
     """
-    text = data.decode("utf-8", "replace").replace("\r\n", "\n")
+    # A shell of Windows saves what a program prints as UTF-16.
+    wide = data[:2] in {b"\xff\xfe", b"\xfe\xff"}
+    text = data.decode("utf-16" if wide else "utf-8", "replace").replace("\r\n", "\n")
     answer = parse(text)
     seen = Seen(
         source=answer.kind,

@@ -104,6 +104,8 @@ def xml_tree(text: str) -> Node:
     stripped = _DOCTYPE.sub("", text, count=1)
     if stripped.count("<") > 2 * MAX_NODES + 2:
         raise Refused("more than %d elements" % MAX_NODES)
+    if text.count("</nvidia_smi_log>") > 1:
+        raise Refused("it holds %d answers, one after the other: keep one of them" % text.count("</nvidia_smi_log>"))
     if "<!DOCTYPE" in stripped.upper() or "<!ENTITY" in stripped.upper():
         raise Refused("its document type declares something: not read")
     try:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 
 from probes.lib.gpu import kernel_log_findings, nccl_paths, topo_bus_checks
+from probes.lib.gpu.census import PASSED_ON
 from probes.lib.gpu.judgement import Judgement
 from probes.lib.gpu.missing import Missing
 from probes.lib.gpu.topo_bus_checks import SIBLINGS
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
     from probes.lib.gpu.nccl_paths import Level
     from probes.lib.gpu.topo_pairs import Pair
-    from probes.lib.gpu.topo_reading import Facts
+    from probes.lib.gpu.topo_reading import Facts, Gpu
 
 SHM_FLOOR = 1 << 30
 LINK_XIDS = {74, 79, 136, *range(144, 151), 155, 167}
@@ -40,7 +41,8 @@ def _count(facts: Facts, expected: int | None) -> Iterator[Judgement]:
     if expected is None:
         return
     count = sum(1 for gpu in facts.gpus if gpu.index is not None)
-    known = facts.source == "saved" or facts.smi_listed
+    unread = any(not line.startswith("lspci: ") for line in facts.damaged)
+    known = facts.source == "saved" or (facts.smi_listed and (count >= expected or not unread))
     level = "unknown" if not known else "ok" if count == expected else "fail"
     yield Judgement(
         level, "gpu-count", "%d of %d GPUs are there" % (count, expected), value=count, unit="GPUs", threshold=expected,
@@ -74,11 +76,7 @@ def _inventory(facts: Facts) -> Iterator[Judgement]:
                 action="power-cycle the host, since a reboot may not be enough; check power and slot",
             )  # fmt: skip
         elif facts.smi_listed and "nvidia-smi" not in gpu.sources:
-            yield Judgement(
-                "fail", "gpu-not-listed", "is on the bus, and nvidia-smi does not list it", subject=gpu.subject,
-                evidence=("listed by: %s" % (", ".join(gpu.sources) or "nobody"),),
-                action="look for it in the kernel log; lost: power-cycle; another driver (vfio-pci) holds it: unbind it",
-            )  # fmt: skip
+            yield _not_listed(facts, gpu)
         elif facts.tree is not None and facts.tree.reason is None and "pci" not in gpu.sources:
             hidden = facts.virtual or facts.wsl or gpu.bus_id in facts.tree.damaged
             level = "unknown" if hidden else "fail"
@@ -86,6 +84,21 @@ def _inventory(facts: Facts) -> Iterator[Judgement]:
                 level, "gpu-not-on-bus", "nvidia-smi lists it, and it is not on the PCI bus", subject=gpu.subject,
                 action="it fell off the bus: power-cycle the host" if level == "fail" else "look at the host of this virtual machine, or again",
             )  # fmt: skip
+
+
+def _not_listed(facts: Facts, gpu: Gpu) -> Judgement:
+    evidence = ("listed by: %s" % (", ".join(gpu.sources) or "nobody"),)
+    device = facts.tree.devices.get(gpu.bus_id) if facts.tree is not None else None
+    if device is not None and device.driver in PASSED_ON:
+        return Judgement("ok", "gpu-passed-on", "is handed to a virtual machine (%s)" % device.driver, subject=gpu.subject, evidence=evidence)
+    if facts.container is not None and "driver" not in gpu.sources:
+        return Judgement("ok", "gpu-not-here", "is in the machine and not in this container", subject=gpu.subject, evidence=evidence)
+    # A line that could not be read may be this one's.
+    unread = any(not line.startswith("lspci: ") for line in facts.damaged)
+    return Judgement(
+        "unknown" if unread else "fail", "gpu-not-listed", "is on the bus, and nvidia-smi does not list it", subject=gpu.subject, evidence=evidence,
+        action="look for it in the kernel log; lost: power-cycle; another driver holds it: unbind it",
+    )  # fmt: skip
 
 
 def _no_gpu(facts: Facts) -> Iterator[Judgement]:

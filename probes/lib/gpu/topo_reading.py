@@ -13,6 +13,7 @@ from probes.lib.gpu.busid import normalise
 from probes.lib.gpu.missing import Missing, integer, missing, number, word
 from probes.lib.gpu.run_smi import SMI, Programs
 from probes.lib.gpu.smi_errors import recognise
+from probes.lib.gpu.surroundings import look_around
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -81,6 +82,8 @@ class Facts:
     cpu_vendor: str | None = None
     virtual: bool | None = None
     wsl: bool = False
+    container: str | None = None
+    """Where this is one: it sees the bus of its host, and not all of the GPUs are its own."""
     numa_nodes: int | None = None
     options: dict[str, str] = field(default_factory=dict)
     driver_params: dict[str, str] = field(default_factory=dict)
@@ -114,7 +117,8 @@ def gather(root: str, environ: Mapping[str, str], remaining: float, step: Callab
     facts.module = procfs.kernel_module(root)
     facts.cpu_vendor = procfs.cpu_vendor(root)
     facts.virtual = procfs.virtual(root)
-    facts.wsl = "microsoft" in (procfs.read_text(os.path.join(root, "proc/version")) or "").lower()
+    around = look_around(root)
+    facts.wsl, facts.container = around.wsl, around.container
     facts.numa_nodes = _numa_nodes(root)
     facts.options = procfs.kernel_options(root)
     facts.driver_params = procfs.params(root)
@@ -180,8 +184,15 @@ def _listed(programs: Programs, facts: Facts) -> list[Gpu]:
                 facts.damaged.append(line.strip()[:200])
             else:
                 facts.troubles.append(trouble)
+    first: dict[str, Gpu] = {}
+    for gpu in found:
+        old = first.setdefault(gpu.bus_id, gpu)
+        if (old.index, old.uuid) != (gpu.index, gpu.uuid):
+            facts.damaged.append("two GPUs at %s: %s and %s" % (gpu.bus_id, old.uuid, gpu.uuid))
     if not said.ok and not found:
         facts.smi_reason = said.why
+    elif not said.ok and not facts.troubles:
+        facts.damaged.append("nvidia-smi ended with %s after %d lines" % (said.ending, len(found)))
     facts.smi_listed = bool(found)
     return found
 
