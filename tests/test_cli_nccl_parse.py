@@ -65,6 +65,11 @@ def test_from_stdin_without_any_host(tmp_path: Path) -> None:
         command("nccl", "--parse", "-"), input=text(Run()).encode(), capture_output=True, cwd=tmp_path, env=environment(tmp_path), timeout=60
     )  # fmt: skip
     assert done.stdout.startswith(b"stdin: nccl: ok - ")
+    done = subprocess.run(
+        command("nccl", "--parse", "-"), input=b"", capture_output=True, cwd=tmp_path, env=environment(tmp_path), timeout=60
+    )
+    assert done.returncode == 3
+    assert done.stderr.startswith(b"rdiag: error: config: stdin: nothing in it")
     # No host was asked: nothing was installed anywhere.
     assert not (tmp_path / ".cache" / "rdiag").exists()
 

@@ -28,6 +28,7 @@ NO_HOST = "-"
 """Stands for the host in what is printed."""
 MAX_BYTES = 64 * 1024 * 1024
 _NAME = 80
+_STDIN = "stdin"
 
 
 def execute_parsed(
@@ -57,14 +58,14 @@ def execute_parsed(
     data = read(file)
     provide_probe_code()
     loaded = load(locate(probe, settings.probe_paths).path)
-    outcome = judge(loaded, data, build(loaded), name=str(file))
+    outcome = judge(loaded, data, build(loaded), name=_STDIN if str(file) == "-" else str(file))
     if then is not None and outcome.answer is not None:
         then(outcome, alone=True)
     if settings.json:
         print_json(outcome.as_dict())
     else:
         # People see what was judged where a run names its host.
-        print_outcome(replace(outcome, host="stdin" if str(file) == "-" else safe(file.name, limit=_NAME)), view)
+        print_outcome(replace(outcome, host=_STDIN if str(file) == "-" else safe(file.name, limit=_NAME)), view)
     return int(outcome.exit_code)
 
 
