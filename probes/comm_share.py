@@ -223,6 +223,7 @@ def run(params: Params, context: Context) -> Result:
     from probes.lib.comm.trace import BadTrace, Reader
     from probes.lib.comm.trace_shares import Gathered
     from probes.lib.files import Damaged, File, Meter, Unreadable
+    from probes.lib.legible import legible
 
     path = params.path if params.path is not None else _trace_of(params.pid or 0, context)
     meter = Meter()
@@ -242,10 +243,10 @@ def run(params: Params, context: Context) -> Result:
                 shrank = str(error)
             context.progress(file.size, file.size, unit="bytes", label="reading the trace")
     except Unreadable as error:
-        context.unfit("cannot read the trace: %s" % error, hint=error.hint or "give one trace file of torch.profiler")
+        context.unfit("cannot read the trace: %s" % legible(str(error)), hint=error.hint or "give one trace file of torch.profiler")
     except BadTrace as error:
         context.unfit(
-            "%s is no trace of torch.profiler: %s" % (path, error),
+            legible("%s is no trace of torch.profiler: %s" % (path, error)),
             hint="export one with profiler.export_chrome_trace(FILE), or with tensorboard_trace_handler(FOLDER)",
         )
     _tell_completeness(reader, meter.bytes, file.size, shrank, context)
@@ -254,6 +255,7 @@ def run(params: Params, context: Context) -> Result:
 
 def _trace_of(pid: int, context: Context) -> str:
     from probes.lib.comm.find_traces import NoProcess, newest_trace
+    from probes.lib.legible import legible
 
     try:
         found = newest_trace(pid)
@@ -261,14 +263,14 @@ def _trace_of(pid: int, context: Context) -> str:
         context.unfit(str(error), hint="look at the pid, and run rdiag as the user of that process or as root")
     if found.path is None:
         context.unfit(
-            "process %d has written no trace that can be found in %s" % (pid, ", ".join(found.looked_in) or "any folder"),
+            "process %d has written no trace that can be found in %s" % (pid, legible(", ".join(found.looked_in)) or "any folder"),
             hint="rdiag starts no profiler in a running process. Let the program write a trace (SGLang and vLLM have"
             " /start_profile and /stop_profile, which slow the server down meanwhile), then give the file",
         )
     context.finding(
         "ok", "trace-of-process", "the newest finished trace of process %d is %.0f s old" % (pid, found.age_s),
         subject="pid %d" % pid, value=round(found.age_s), unit="s",
-        evidence=(found.path, *("still being written, left out: %s" % path for path in found.open_for_writing[:5])),
+        evidence=legible((found.path, *("still being written, left out: %s" % path for path in found.open_for_writing[:5]))),
     )  # fmt: skip
     return found.path
 
@@ -291,6 +293,7 @@ def _result(  # noqa: PLR0917
 ) -> Result:
     from probes.lib.comm.share_words import count_of, text_of
     from probes.lib.comm.trace_shares import DeviceShares, windows
+    from probes.lib.legible import legible
 
     devices: list[Device] = []
     leaders: dict[int, tuple[float, str]] = {}
@@ -310,7 +313,7 @@ def _result(  # noqa: PLR0917
     group = group if isinstance(group, dict) else {}
     stepped = any(device.window != "span" for device in devices)
     result = Result(
-        path=path,
+        path=legible(path),
         bytes_read=size,
         json_bytes=reader.unpacked,
         complete=whole and reader.cut is None and not reader.stopped,

@@ -224,6 +224,7 @@ def run(params: Params, context: Context) -> Result:
     from probes.lib.env import machine, software, variables
     from probes.lib.env.judgement import Judge
     from probes.lib.env.redact import Redactor
+    from probes.lib.legible import legible
 
     redactor = Redactor() if params.redact else None
     home = os.path.expanduser("~")
@@ -281,10 +282,9 @@ def run(params: Params, context: Context) -> Result:
     )
 
     def tell(level: Any, code: str, message: str, **more: Any) -> None:
-        if redactor is None:
-            context.finding(level, code, message, **more)
-        else:
-            context.finding(level, redactor.text(code), redactor.text(message), **redactor.value(more))
+        if redactor is not None:
+            code, message, more = redactor.value((code, message, more))
+        context.finding(level, code, legible(message), **legible(more))
 
     in_force = {setting.name: (setting.value, _who(setting)) for setting in settings if setting.in_force}
     Judge(
@@ -301,7 +301,7 @@ def run(params: Params, context: Context) -> Result:
         },
     ).all()  # fmt: skip
     # A version of four parts, as cuDNN's, looks like an address.
-    return result if redactor is None else replace(redactor.value(result), packages=result.packages)
+    return legible(result if redactor is None else replace(redactor.value(result), packages=result.packages))
 
 
 def _process(pid: int | None, context: Context) -> dict[str, str]:

@@ -212,6 +212,17 @@ def test_ranks_merged_into_one_file_are_not_taken_for_one_gpu(tmp_path: Path, la
     assert status(tuple(found)) == "ok"
 
 
+@pytest.mark.parametrize("layout", ["kineto", "compact"])
+def test_halves_of_characters_cost_no_answer(tmp_path: Path, layout: str) -> None:
+    half = "\ud800"
+    events = [annotation("verify" + half, 0, 100, device=0), kernel(ALL_REDUCE + half, 0, 90), kernel(half, 90, 10), copy(0, 1)]
+    group = {"backend": "nccl" + half, "rank": 0, "world_size": 2, "nccl_version": half}
+    result, findings = read(tmp_path, path=str(write_trace(tmp_path / "t.json", events, layout, group)))
+    repr((result, findings)).encode("utf-8")
+    assert (result.backend, result.annotations) == ("nccl\\ud800", ("verify\\ud800",))
+    assert result.devices[0].communication_share == 0.9
+
+
 def test_steps_of_the_program_are_said_to_be_that(tmp_path: Path) -> None:
     events = [annotation("ProfilerStep#1", 0, 100), all_reduce(0, 50)]
     findings = read(tmp_path, path=str(write_trace(tmp_path / "t.json", events)))[1]

@@ -341,6 +341,21 @@ def test_secrets_in_values_are_hidden(value: str) -> None:
     assert "SEKRET" not in variables.shown("NCCL_X", value)
 
 
+@pytest.mark.parametrize("redact", [False, True])
+def test_paths_that_are_no_text_cost_no_answer(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch, redact: bool) -> None:
+    folder = tmp_path / os.fsdecode(b"\xff")
+    folder.mkdir()
+    (folder / "libnccl.so.2").write_bytes(b"NCCL_A =1\n")
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(folder))
+    monkeypatch.setenv("NCCL_CONF_FILE", str(folder / "libnccl.so.2"))
+    result, found = look(tmp_path, redact=redact)
+    assert result.nccl_libraries[0].path.endswith("\\udcff/libnccl.so.2")
+    str((result, [dataclasses.astuple(each) for each in found.values()])).encode("utf-8")
+    assert "\\udcff" in found["conf-line-ignored"].evidence[0]
+    for text in (*found["nccl"].evidence, *found["conf-line-ignored"].evidence):
+        text.encode("utf-8")
+
+
 @pytest.mark.parametrize("name", ["NCCL_PASS", "NCCL_PASSPHRASE", "CUDA_API_KEYS", "NCCL_BEARER", "NCCL_X_JWT", "CUDA_COOKIE"])
 def test_variables_called_like_secrets_are_hidden(name: str) -> None:
     assert variables.shown(name, "plain") == variables.HIDDEN

@@ -279,6 +279,13 @@ def test_a_server_that_repeats_the_key_does_not_get_it_shown(tmp_path: Path) -> 
     assert "SEKRET" not in repr((result, found))
 
 
+def test_halves_of_characters_cost_no_answer(tmp_path: Path) -> None:
+    answers = {**stand_in.vllm(), "/v1/models": b'{"data":[{"id":"m\\ud800","owned_by":"vllm"}]}', "/version": b'{"version":"\\udfff"}'}
+    with stand_in.serving(answers) as up:
+        result, _ = ask(tmp_path, up.url)
+    assert (result.servers[0].model, result.servers[0].version) == ("m\\ud800", "\\udfff")
+
+
 def test_nothing_is_posted_unless_asked_for(tmp_path: Path) -> None:
     with stand_in.serving(stand_in.sglang()) as up:
         ask(tmp_path, up.url)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from probes.lib.legible import legible
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from probes.comm_share import Collective
@@ -47,4 +49,4 @@ def count_of(value: object) -> int | None:
 
 def text_of(value: object) -> str | None:
     """Return a text that a trace names, cut to MAX_PROPERTY characters; None for anything else."""
-    return value[:MAX_PROPERTY] if isinstance(value, str) else None
+    return legible(value[:MAX_PROPERTY]) if isinstance(value, str) else None

@@ -10,6 +10,7 @@ from fnmatch import fnmatchcase
 from probes.lib.comm.kernel_names import communication, element_bytes
 from probes.lib.comm.overlap import Ahead, Events, Scratch, Share, Union, clipped, union
 from probes.lib.comm.trace import number
+from probes.lib.legible import legible
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -144,7 +145,7 @@ class Gathered:
             elif category == "kernel":
                 place = self._new_kernel((name,), name, None)
             else:
-                place = self._id(Kind(name[:_NAME], None, None, None, None, None))
+                place = self._id(Kind(legible(name[:_NAME]), None, None, None, None, None))
             if len(self._plain) < MAX_KINDS and self._remembers(len(name) + len(recorded)):
                 self._plain[category, name, recorded] = place
         if category != "kernel":
@@ -181,7 +182,7 @@ class Gathered:
             size = elements * width if width and elements else None
             dtype, ranks = (key[4] if width else None), key[5]
         if len(self.kinds) < MAX_KINDS and self._remembers(len(name)):
-            place = self._add(Kind(name[:_NAME], family, collective, size, dtype, ranks))
+            place = self._add(Kind(legible(name[:_NAME]), family, collective, size, dtype, ranks))
             self._ids[key] = place
             return place
         return self._id(Kind(_OTHER, family, collective, None, None, None))
@@ -209,7 +210,7 @@ class Gathered:
         counter = int(digits) if mark and digits.strip().isdecimal() and len(digits) < 18 else None
         plain = base.rstrip() if counter is not None else name
         if len(self.names) < MAX_NAMES:
-            self.names.add(plain[:_NAME])
+            self.names.add(legible(plain[:_NAME]))
         if self._step is None:
             wanted = PROFILER_STEP.match(name) is not None
         else:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from math import isfinite
 from time import monotonic
 
+from probes.lib.legible import legible
 from probes.lib.serving.http import Client, NoAnswer, parse
 from probes.lib.serving.metrics import Metrics
 
@@ -259,7 +260,7 @@ def _first(value: Any) -> dict[str, Any]:
 
 
 def _text(value: Any) -> str | None:
-    return value[:_TEXT] if isinstance(value, str) and value else None
+    return legible(value[:_TEXT]) if isinstance(value, str) and value else None
 
 
 def _whole(value: Any) -> int | None:
