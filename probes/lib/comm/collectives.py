@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 _REPEATS = 3
 """Bursts at the peak, of which the median counts."""
 _LOAD_SECONDS = 4.0
+_LATENCY_SECONDS = 5.0
 _RESERVE = 15.0
 """Seconds before the deadline of the run that are kept for ending all ranks and telling what was found."""
 _CONTROL_SECONDS = 60.0
@@ -248,7 +249,9 @@ class _Steps:
         self._arm.rows.append(row)
         estimate = max(each["estimate_us"] for each in told)
         calls = plan.burst_calls(estimate, cuda=job.cuda)
-        latency = plan.latency_calls(size, estimate, job.iterations, cuda=job.cuda)
+        # Ranks that merely have a lot to do must not count as hanging.
+        seconds = min(_LATENCY_SECONDS, job.step_timeout_s / 4)
+        latency = plan.latency_calls(size, estimate, job.iterations, cuda=job.cuda, seconds=seconds)
         self._group.order(do="time", latency=latency, burst=calls, bursts=1)
         timed = self._answers(job.step_timeout_s)
         row["iterations"] = calls

@@ -96,6 +96,8 @@ def _tell_trouble(context: Context, backend: str, trouble: Trouble, size: int | 
     text = " ".join((trouble.text, *trouble.evidence))
     if trouble.kind == "hang":
         code = "collective-hang"
+        if backend == "gloo":
+            action = "raise --step-timeout if a size may take that long here; else look at what loads this host's CPUs (rdiag check)"
     elif trouble.kind == "error":
         code = "collective-failed"
         if _NO_MEMORY.search(text):

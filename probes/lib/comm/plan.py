@@ -76,12 +76,12 @@ def possible(sizes: list[int], collective: str, ranks: int, element: int) -> lis
     return made
 
 
-def latency_calls(size: int, estimate_us: float, given: int | None, *, cuda: bool) -> int:
-    """Return for how many single calls latency is taken: many where it tells, never for longer than a few seconds."""
+def latency_calls(size: int, estimate_us: float, given: int | None, *, cuda: bool, seconds: float = 5.0) -> int:
+    """Return for how many single calls latency is taken: many where it tells, never for longer than ``seconds``."""
     wanted = given or (200 if cuda else 50)
     if size > LATENCY_UP_TO and given is None:
         wanted = 20 if cuda else 5
-    return max(5, min(wanted, int(5e6 / max(estimate_us, 1.0))))
+    return max(5, min(wanted, int(seconds * 1e6 / max(estimate_us, 1.0))))
 
 
 def burst_calls(estimate_us: float, *, cuda: bool, seconds: float | None = None) -> int:

@@ -191,6 +191,22 @@ def test_what_p2p_cannot_cause_has_no_control_run(bench: Bench, play: dict[str, 
     assert bench.run(play).control is None
 
 
+def test_many_calls_are_no_hang(bench: Bench) -> None:
+    # Ten thousand calls of a size whose call takes 6.7 ms would take longer than the size may.
+    result = bench.run(sizes=[64 << 20], iterations=10_000, step_timeout_s=3.0)
+    (row,) = result.rows
+    assert row.latency is not None
+    assert row.latency.iterations == pytest.approx(3e6 / 4 / 6721, abs=2)
+
+
+def test_a_hang_on_the_cpu_is_not_blamed_on_links(bench: Bench) -> None:
+    bench.run({"do": "hang", "phase": "check", "size": 8}, backend="gloo", step_timeout_s=1.0)
+    (found,) = bench.context.findings
+    assert found.code == "collective-hang"
+    assert "P2P" not in str(found.action)
+    assert "--step-timeout" in str(found.action)
+
+
 def test_what_gloo_has_not_got_is_unknown_and_not_a_fault(bench: Bench) -> None:
     bench.run({"do": "error", "phase": "check", "text": "Invalid scalar type"}, backend="gloo")
     assert bench.codes == {"not-supported": "unknown"}
