@@ -48,7 +48,7 @@ class JobSpec:
     files: tuple[JobFile, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
     workdir: str | None = None
-    """Absolute path on the host; None for the folder of the job's files."""
+    """Absolute path on the host; None for the folder of the job's files, and where it has none, the host's."""
     gpus: int | tuple[int, ...] | None = None
     """How many GPUs, or which; None to leave them alone."""
     disk_bytes: int | None = None
@@ -65,7 +65,7 @@ class JobSpec:
             "name": self.name,
             "argv": list(self.argv),
             "env": {**dict(host.env), **self.env},
-            "workdir": self.workdir or host.workdir,
+            "workdir": self.workdir or (None if self.files else host.workdir),
             "gpus": list(self.gpus) if isinstance(self.gpus, tuple) else self.gpus,
             "files": [file.as_dict() for file in self.files],
             "force": force,

@@ -232,6 +232,13 @@ def test_host_settings_reach_the_job(host: Host) -> None:
     assert ended(host, "job.v1").last_line == "a b|job|/"
 
 
+def test_a_job_that_brings_files_runs_beside_them_wherever_the_host_starts_others(host: Host, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("print('found')\n")
+    there = replace(host, workdir="/")
+    launched(there, JobSpec("job", (PYTHON, "train.py"), files=collect(["train.py"], tmp_path), disk_bytes=0))
+    assert ended(host, "job.v1").last_line == "found"
+
+
 # -- the job's logs lose their names; it goes on writing into the files that it was started with
 
 WRITER = """

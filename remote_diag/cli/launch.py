@@ -42,7 +42,7 @@ class Gpus(click.ParamType):  # type: ignore[type-arg]
 @click.option("--file", "files", multiple=True, metavar="PATH", help="A file or folder to send along; may be repeated.")
 @click.option("--env", "envs", multiple=True, metavar="KEY=VALUE", help="An environment variable; may be repeated.")
 @click.option("--gpus", type=Gpus(), metavar="N|LIST", help="How many GPUs (8), or which (0-3). They have to be free.")
-@click.option("--workdir", metavar="DIR", help="Working directory on the host.  [default: where the files are]")
+@click.option("--workdir", metavar="DIR", help="Working directory on the host.  [default: where the files are; the host's]")
 @click.option("--detach", is_flag=True, help="Do not follow; return once the job runs.")
 @click.argument("words", nargs=-1, required=True, type=click.UNPROCESSED, metavar="JOB.yaml | -- COMMAND...")
 @dry_run_option
