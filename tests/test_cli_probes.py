@@ -121,6 +121,7 @@ def test_new_probe_then_run_then_describe(work: Path) -> None:
     assert (ran.code, ran.err) == (0, "")
     assert ran.out.startswith("wrote probes/disk_room.py\nwrote tests/test_disk_room.py\n")
     assert "\n  rdiag run disk-room\n" in ran.out
+    assert ran.out.endswith(" -m pytest tests/test_disk_room.py\n")
     again = rdiag(work, "new-probe", "disk-room")
     assert (again.code, again.out) == (2, "")
     assert "exists already" in again.err

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ..exitcodes import ExitCode
-from .options import common, host_option, pass_settings
+from .options import common, job_host_option, pass_settings
 from .settings import Settings
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("name", required=False)
 @click.option("--launch", "launch_id", metavar="ID", help="Only the job that this launch became.")
-@host_option
+@job_host_option
 @common
 @pass_settings
 def command(settings: Settings, name: str | None, launch_id: str | None) -> int:

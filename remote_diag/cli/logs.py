@@ -17,7 +17,7 @@ import click
 
 from ..exitcodes import ExitCode
 from ..text import safe
-from .options import common, host_option, pass_settings
+from .options import common, job_host_option, pass_settings
 from .settings import Settings
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class Ranks(click.ParamType):  # type: ignore[type-arg]
     metavar="FILE",
     help="Mirror to FILE, and print nothing.  [default: ./rdiag-logs/JOB.log]",
 )
-@host_option
+@job_host_option
 @common
 @pass_settings
 def command(

@@ -17,7 +17,7 @@ import click
 
 from ..exitcodes import ExitCode
 from ..text import safe
-from .options import common, host_option, pass_settings
+from .options import common, job_host_option, pass_settings
 from .settings import Settings
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ _TICK = 0.25
 @click.option(
     "--plot", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Draw the series into FILE: .html or .png."
 )
-@host_option
+@job_host_option
 @common
 @pass_settings
 def command(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import click
@@ -48,6 +49,7 @@ def command(settings: Settings, name: str, directory: Path) -> int:
         return int(ExitCode.OK)
     found_by_name = directory.resolve() == user_probes().resolve()
     handle = written.name if found_by_name else shlex.quote(str(written.probe))
+    missing = "" if find_spec("pytest") else "   # pip install pytest first"
     lines = (
         f"wrote {written.probe}",
         f"wrote {written.test}",
@@ -55,7 +57,7 @@ def command(settings: Settings, name: str, directory: Path) -> int:
         "next:",
         f"  rdiag run {handle}",
         f"  rdiag probes {handle}",
-        f"  {shlex.quote(sys.executable)} -m pytest {shlex.quote(str(written.test))}",
+        f"  {shlex.quote(sys.executable)} -m pytest {shlex.quote(str(written.test))}{missing}",
     )
     sys.stdout.write("\n".join(lines) + "\n")
     return int(ExitCode.OK)

@@ -61,6 +61,18 @@ host_option = click.option(
     shell_complete=complete_hosts,
     help="Host or group of the inventory; may be repeated.  [default: local]",
 )
+job_host_option = click.option(
+    "-H",
+    "--host",
+    "hosts",
+    multiple=True,
+    metavar="NAME",
+    expose_value=False,
+    callback=_store("hosts"),
+    envvar="RDIAG_HOST",
+    shell_complete=complete_hosts,
+    help="Host or group of the inventory; may be repeated.  [default: where jobs were launched from here]",
+)
 
 
 def _store_timeout(ctx: click.Context, parameter: click.Parameter, value: float | None) -> float | None:
@@ -120,7 +132,7 @@ parse_option = click.option(
     help="Judge saved output instead of asking a host; - reads it from stdin.",
 )
 verbose_option = click.option(
-    "-v", "--verbose", count=True, expose_value=False, callback=_store("verbose"), help="Show what the probe prints."
+    "-v", "--verbose", count=True, expose_value=False, callback=_store("verbose"), help="Show what a probe prints, and all of an error."
 )
 debug_option = click.option(
     "--debug",

@@ -11,7 +11,7 @@ import click
 
 from ..exitcodes import ExitCode
 from ..text import safe
-from .options import common, host_option, pass_settings
+from .options import common, job_host_option, pass_settings
 from .settings import Settings
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     metavar="SECONDS",
     help="Between asking (SIGTERM) and killing (SIGKILL).",
 )
-@host_option
+@job_host_option
 @common
 @pass_settings
 def command(settings: Settings, name: str, grace: float) -> int:
@@ -70,7 +70,8 @@ def _lines(done: Stopped) -> list[str]:
     if done.was not in {"starting", "running"}:
         return [f"{record.job} was not running on {record.host}; it is {record.state}{message}"]
     if done.stopped:
-        return [f"{record.job} is {record.state} on {record.host} ({done.signalled} processes were signalled){message}"]
+        signalled = "1 process was" if done.signalled == 1 else f"{done.signalled} processes were"
+        return [f"{record.job} is {record.state} on {record.host} ({signalled} signalled){message}"]
     lines = [f"{record.job} is NOT stopped on {record.host}; it is {record.state}{message}"]
     lines += [f"  pid {one.pid}  {safe(one.name, limit=60)}  state {safe(one.state)}" for one in done.survivors]
     if any(one.state == "D" for one in done.survivors):
