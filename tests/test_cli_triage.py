@@ -61,6 +61,16 @@ def test_the_old_mapping_is_kept_where_that_costs_nothing(world: Path, tmp_path:
     assert any("costs next to nothing" in line for line in best["evidence"])
 
 
+def test_rows_are_not_to_be_moved_where_only_the_mapping_of_the_drafter_is_given(world: Path, tmp_path: Path) -> None:
+    d2t = np.arange(D) + 1
+    np.savez(tmp_path / "a.npz", d2t=d2t - np.arange(D), t2d=mask(d2t, V))
+    options = ("--drafter-before", str(tmp_path / "a.npz"), "--mapping", str(world / "after"), "--loss", "9.9", "--accuracy", "0.01")
+    ran = rdiag("triage", *options, "--json", home=tmp_path)
+    best = ran.json["result"]["hypotheses"][0]
+    assert (best["id"], best["verdict"]) == ("mapping-replaced", "supported")
+    assert best["next_command"].startswith(f"rdiag vocab-keep {tmp_path / 'a.npz'} --out ")
+
+
 def test_json_holds_every_promised_name(world: Path, tmp_path: Path) -> None:
     ran = rdiag("triage", str(world / "case.yaml"), "--json", home=tmp_path)
     assert ran.code == 1

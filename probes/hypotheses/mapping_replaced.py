@@ -115,7 +115,7 @@ def _decide(params: Params, meter: Meter) -> Answer:
     against = _numbers(params, ceiling, facts)
     covered, cheap = _coverage(old, new, params, meter)
     facts += covered
-    fix = _fix(params, path, keep=cheap)
+    fix = _fix(params, path, keep=cheap or not _has_head(params.drafter_before, meter))
     bound = "an accuracy of at most %.3g" % ceiling if ceiling is not None else "a low accuracy"
     explains = "%s and a loss above that of a uniform guess" % bound
     more: dict[str, Any] = {"explains": explains, "accuracy": ceiling, "next_command": fix}
@@ -265,8 +265,20 @@ def _loss(params: Params, ceiling: float | None) -> float | None:
     return params.uniform_loss
 
 
+def _has_head(path: str, meter: Meter) -> bool:
+    """Return whether there are rows to move: a mapping alone has none."""
+    from probes.lib.drafter import open_drafter
+    from probes.lib.files import Absent
+
+    try:
+        with open_drafter(path, meter) as drafter:
+            return drafter.has("lm_head")
+    except Absent:
+        return False
+
+
 def _fix(params: Params, path: str, *, keep: bool) -> str:
-    """Return the command that keeps A's mapping where that costs nothing, else the one that moves the head's rows."""
+    """Return the command that keeps A's mapping where that is free or all there is, else the one that moves the rows."""
     from probes.lib.hypothesis import command
 
     if keep:
