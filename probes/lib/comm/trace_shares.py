@@ -345,10 +345,13 @@ class DeviceShares:
         """(family, collective) -> its share."""
         # All three by their starts at once, so that none has to be held in memory.
         computing = Ahead(self._counted("compute", clipped(work.compute.drain(), spans)))
+        has_copies = work.copies.count > 0
         copying = self._counted("copy", clipped(work.copies.drain(), spans))
         communicating = self._counted("communication", clipped(self._measured(work.communication.drain(), spans), spans))
         copies, other, nothing = Share(), Share(), Union()
-        for start, end, key, copied in _by_start(copying, communicating):
+        families = {(kind.family, kind.collective) for kind in kinds if kind.family is not None}
+        several = {collective for _, collective in families if sum(each[1] == collective for each in families) > 1}
+        for start, end, key, copied in _by_start(copying, communicating, copies=has_copies):
             computing.forget(start)
             other.add(start, end, computing)
             if copied:
@@ -358,9 +361,12 @@ class DeviceShares:
             family, collective = kind.family or "", kind.collective or ""
             self.all.add(start, end, computing)
             self.families.setdefault(family, Share()).add(start, end, computing)
-            self.names.setdefault(collective, Share()).add(start, end, computing)
+            if collective in several:
+                self.names.setdefault(collective, Share()).add(start, end, computing)
             self.collectives.setdefault((family, collective), Share()).add(start, end, computing)
             self.calls[key].kernel_us += end - start
+        for (_, collective), share in self.collectives.items():
+            self.names.setdefault(collective, share)
         self.compute_us = computing.total()
         self.copies_us = copies.total
         self.busy_us = self.compute_us + other.exposed
@@ -405,11 +411,12 @@ class DeviceShares:
 
 
 def _by_start(
-    copying: Iterator[tuple[float, float, int]], communicating: Iterator[tuple[float, float, int]]
+    copying: Iterator[tuple[float, float, int]], communicating: Iterator[tuple[float, float, int]], *, copies: bool
 ) -> Iterator[tuple[float, float, int, bool]]:
     from heapq import merge
 
-    return merge(((*part, True) for part in copying), ((*part, False) for part in communicating))
+    told = ((start, end, key, False) for start, end, key in communicating)
+    return merge(((start, end, key, True) for start, end, key in copying), told) if copies else told
 
 
 def _arguments(recorded: bytes) -> dict[str, Any]:
