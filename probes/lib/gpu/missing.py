@@ -94,6 +94,7 @@ _STARTS: tuple[tuple[str, Reason], ...] = (
     ("unknown error", "error"),
     ("error -", "error"),
 )
+_FIRST = tuple(start for start, _ in _STARTS)
 _NUMBER = re.compile(r"-?[0-9]{1,20}(?:\.[0-9]{1,9})?")
 _FLAGS = {
     "yes": True, "no": False, "1": True, "0": False, "enabled": True, "disabled": False, "active": True,
@@ -113,7 +114,7 @@ def missing(text: str) -> Missing | None:
         bare = bare[1:-1].strip()
     word = bare.lower()
     reason = _WORDS.get(word) or _WORDS.get(word.rstrip("."))
-    if reason is None:
+    if reason is None and word.startswith(_FIRST):
         reason = next((reason for start, reason in _STARTS if word.startswith(start)), None)
     return None if reason is None else Missing(reason, text.strip())
 

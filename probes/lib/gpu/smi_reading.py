@@ -6,6 +6,7 @@ Every value is there or is a :class:`Missing` with its reason; nothing is ever 0
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
+from functools import lru_cache
 from typing import TYPE_CHECKING, Union
 
 from .missing import NOT_REPORTED, Missing
@@ -197,9 +198,8 @@ class GpuReading:
 
     def metrics(self) -> Iterator[tuple[str, object]]:
         """Yield (name, value or Missing) of everything that was read."""
-        for one in fields(self):
-            if one.name not in _NOT_METRICS:
-                yield one.name, getattr(self, one.name)
+        for name in _metric_names():
+            yield name, getattr(self, name)
 
     def fill(self, other: GpuReading) -> None:
         """Take from another reading of this GPU what this one does not report; a stated reason is kept."""
@@ -218,6 +218,11 @@ class GpuReading:
 
 
 _NOT_METRICS = frozenset({"source", "position", "damaged", "mig_devices", "processes"})
+
+
+@lru_cache(maxsize=1)
+def _metric_names() -> tuple[str, ...]:
+    return tuple(one.name for one in fields(GpuReading) if one.name not in _NOT_METRICS)
 
 
 @dataclass
