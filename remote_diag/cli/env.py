@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.option("--pid", type=int, metavar="PID", help="Also the settings that this running process was started with.")
-@click.option("--redact", is_flag=True, help="Hide names of host and user, home folders, addresses and UUIDs.")
+@click.option("--redact", is_flag=True, help="Hide names of hosts and user, home folders, addresses and UUIDs; your own name for the host stays.")
 @click.option("--torch/--no-torch", default=True, show_default=True, help="Import torch on the host, in a process that sees no GPU.")
 @click.option("--like", metavar="HOST", help="Compare with the baseline of another host, instead of this one's own.")
 @save_baseline_option
