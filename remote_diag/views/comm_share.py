@@ -86,6 +86,7 @@ def _device(device: Any) -> Iterator[RenderableType]:
             )  # fmt: skip
         yield table
     table = _table(("kernel", "left"), ("kind", "left"), *((name, "right") for name in ("calls", "time", "share")))
+    table.columns[0].no_wrap, table.columns[0].overflow = False, "fold"  # names give way before numbers do
     for row in device.top_kernels[:_KERNELS]:
         table.add_row(safe(row.name, limit=_NAME), row.kind, str(row.calls), duration(row.total_us), percent(row.share))
     yield table

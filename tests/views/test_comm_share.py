@@ -38,6 +38,15 @@ def test_verdict_first_then_tables_in_80_columns(tmp_path: Path) -> None:
     assert any("32,768" in line for line in lines)
 
 
+def test_a_long_name_of_a_kernel_costs_no_number(tmp_path: Path) -> None:
+    event = {**all_reduce(0, 9), "name": "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)"}
+    lines = shown(tmp_path, path=str(write_trace(tmp_path / "t.json", [event]))).splitlines()
+    row = next(line for line in lines if line.startswith("ncclDevKernel_AllReduce"))
+    assert max(map(len, lines)) <= 80
+    assert "calls" in next(line for line in lines if line.startswith("kernel"))
+    assert row.rstrip().endswith("%")
+
+
 def test_a_name_cannot_steer_the_terminal(tmp_path: Path) -> None:
     event = {**all_reduce(0, 9), "name": "nccl\x1b[2J\u202eAllReduce"}
     text = shown(tmp_path, path=str(write_trace(tmp_path / "t.json", [event])))
