@@ -320,6 +320,16 @@ def test_processes_that_cannot_be_listed_leave_it_open_who_is_there(make: Callab
     assert {gpu.free for gpu in judged.result.gpus} == {None}
 
 
+def test_what_a_saved_table_lacks_is_said_once_and_how_to_get_it(tmp_path: Path) -> None:
+    table = b"index, name, temperature.gpu\n0, NVIDIA H100 80GB HBM3, 33\n"
+    probe = find("gpu")
+    context = RecordingContext(tmp_path / "run", seconds=60.0)
+    probe.module.parse(table, probe.Params(), context)
+    found = next(one for one in context.findings if one.code == "fan-unknown")
+    assert (found.message, found.evidence) == ("fan cannot be told: fan_pct: not-reported", ())
+    assert "nvidia-smi -q -x" in (found.action or "")
+
+
 # -- thresholds, checks left out, kernel log
 
 

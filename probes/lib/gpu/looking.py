@@ -225,9 +225,10 @@ class Look:
         """Return what came of it."""
         if self._missing:
             words = tuple("%s: %s%s" % (name, gap.reason, " (%s)" % gap.text if gap.text else "") for name, gap in self._missing.items())
+            told = "%s cannot be told: %s" % (self.check, "; ".join(words))
             self.say(
-                "unknown", "%s-unknown" % self.check, "%s cannot be told: %s" % (self.check, "; ".join(words))[:300],
-                evidence=words, action=_way_out(gap.reason for gap in self._missing.values()),
+                "unknown", "%s-unknown" % self.check, told[:300], evidence=words if len(told) > 300 else (),  # say it once
+                action=_way_out(gap.reason for gap in self._missing.values()),
             )  # fmt: skip
         levels = {judgement.level for judgement in self.judgements}
         worst = next((level for level in WORST_FIRST if level in levels), "ok" if self._measured else "skipped")
@@ -244,6 +245,8 @@ def _way_out(reasons: object) -> str:
         return "run it as a user who may ask the driver, or as root"
     if "timeout" in found:
         return "look why the driver does not answer: dmesg, ps -eo pid,stat,wchan,cmd | grep nvidia"
+    if found == {"not-reported"}:
+        return "it is not in what was printed; nvidia-smi -q -x prints all that the driver tells"
     return "ask the card alone: nvidia-smi -q -i BUS_ID; look into dmesg if it says the same there"
 
 
