@@ -193,6 +193,7 @@ def test_the_way_from_a_random_loss_to_a_repaired_drafter(desk: Desk) -> None:
 
 def test_what_the_gpus_say(gpu8: Desk) -> None:
     smi = FakeSmi(gpu8.home / "bin", rtx_pro_6000(8))
+    smi.lspci()
     smi.kernel_log()
     inventory = gpu8.home / "hosts.yaml"
     inventory.write_text(
