@@ -320,9 +320,10 @@ def _how_to_install(result: Result, name: str) -> str:
     if result.site_packages_writable and not result.externally_managed:
         return "on the host: %s -m pip install %s" % (result.executable, name)
     why = "its distribution manages it" if result.externally_managed else "this user may not write to it"
+    venv = os.path.expanduser("~/rdiag-env")  # in full: hosts.yaml takes no ~ for paths on a host
     return (
-        "packages cannot be added to %s (%s); make a venv there (python3 -m venv ~/rdiag-env, then "
-        "~/rdiag-env/bin/pip install %s) and set environment: {venv: ...} in hosts.yaml" % (result.prefix, why, name)
+        "packages cannot be added to %s (%s); make a venv there (python3 -m venv %s, then "
+        "%s/bin/pip install %s) and set environment: {venv: %s} in hosts.yaml" % (result.prefix, why, venv, venv, name, venv)
     )
 
 

@@ -148,10 +148,22 @@ def last_line(error: BaseException) -> str:
 
 def _how_to_install(name: str) -> str:
     package = name.partition(".")[0]
+    if _managed():
+        return (
+            "the system manages the packages of this Python; make a venv there (python3 -m venv DIR, then "
+            "DIR/bin/pip install %s) and set environment: {venv: DIR} for this host in hosts.yaml" % package
+        )
     return "%s -m pip install %s, or set environment: for this host in hosts.yaml to one that has it" % (
         sys.executable or "python3",
         package,
     )
+
+
+def _managed() -> bool:
+    """Return whether pip refuses to install here (PEP 668): a file says so, and a venv is free of it."""
+    import sysconfig
+
+    return sys.prefix == sys.base_prefix and os.path.exists(os.path.join(sysconfig.get_path("stdlib"), "EXTERNALLY-MANAGED"))
 
 
 def _number(name: str, value: float) -> float:

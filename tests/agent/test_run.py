@@ -264,6 +264,20 @@ def test_every_end_has_its_outcome_and_its_words(
     expect(run_body(body), outcome, *words)
 
 
+def test_where_pip_refuses_the_hint_names_a_venv(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    import sysconfig
+
+    from remote_diag.agent.context import _how_to_install
+
+    monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path))  # noqa: ARG005
+    monkeypatch.setattr(sys, "prefix", sys.base_prefix)
+    assert "-m pip install numpy" in _how_to_install("numpy.linalg")
+    (tmp_path / "EXTERNALLY-MANAGED").touch()
+    assert "DIR/bin/pip install numpy" in _how_to_install("numpy.linalg")
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    assert f"{sys.executable} -m pip install numpy" in _how_to_install("numpy")
+
+
 def test_hints_and_frames_come_along(run_body: RunBody) -> None:
     hint = run_body("context.require('no_such_module')").end["hint"]
     assert f"{sys.executable} -m pip install no_such_module" in hint

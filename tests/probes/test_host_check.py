@@ -164,7 +164,9 @@ def test_where_pip_may_not_install_a_venv_is_advised(
 ) -> None:
     monkeypatch.setattr(host_check, "_externally_managed", lambda: managed)
     monkeypatch.setattr("os.access", lambda *_: writable)
-    assert "make a venv" in (run()[1]["numpy"].action or "")
+    advice = run()[1]["numpy"].action or ""
+    assert "make a venv" in advice
+    assert "~" not in advice, "hosts.yaml does not take it"
 
 
 @pytest.mark.parametrize(
