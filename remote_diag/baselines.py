@@ -234,7 +234,11 @@ def _unfit(result: Mapping[str, Any]) -> str | None:
     """Say why a result is not what is normal, where it says so itself; None where nothing speaks against it."""
     if result.get("complete") is False:
         return "the run is not complete"
-    return "data arrived wrong" if result.get("correctness") == "wrong" else None
+    if result.get("correctness") == "wrong":
+        return "data arrived wrong"
+    gpus = result.get("gpus")
+    failed = [gpu for gpu in gpus if isinstance(gpu, dict) and gpu.get("status") == "fail"] if isinstance(gpus, list) else []
+    return f"{len(failed)} of {len(gpus or [])} GPUs have failed" if failed else None
 
 
 def _not_saved(why: str) -> Finding:
@@ -250,8 +254,8 @@ def apply(
     Args:
         outcome: of a probe that gave a result; others come back as they are.
         watched: what is compared.
-        save_now: store the result as the baseline afterwards; one that says itself that it is not complete, or that
-            data were wrong, is no baseline and replaces none.
+        save_now: store the result as the baseline afterwards; one that says itself that it is not complete, that data
+            were wrong, or that a GPU has failed, is no baseline and replaces none.
         like: hold it against the baseline of this other host instead.
 
     Raises:

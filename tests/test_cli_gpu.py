@@ -101,6 +101,14 @@ def test_a_baseline_tells_what_changed(tmp_path: Path, start_sshd: Callable[...,
     with a_host("local", h200(), tmp_path, start_sshd) as host:
         saved = host.rdiag("--save-baseline", "--json").json
         assert Path(saved["baseline"]["saved"]).is_file()
+        host.smi.lose(FAULTY)
+        failed = host.rdiag("--save-baseline", "--json").json
+        assert "baseline" not in failed
+        assert [one["message"] for one in failed["findings"] if one["code"] == "baseline-not-saved"] == [
+            "no baseline is saved: 1 of 8 GPUs have failed; an older one stays"
+        ]
+        host.smi.lost.clear()
+        host.smi.write()
         same = host.rdiag("--json")
         assert (same.code, same.json["baseline"]["differences"]) == (0, [])
         for gpu in host.smi.gpus:
