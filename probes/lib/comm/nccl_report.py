@@ -258,9 +258,9 @@ def _notes(log: Log, said: Said, readings: Sequence[Reading]) -> list[str]:
     notes = list(log.notes)
     for reading in readings:
         if reading.collective_from and reading.table.program is None:
-            notes.append(f"that it is {reading.collective} tell {reading.collective_from}")
+            notes.append(f"the collective ({reading.collective}) is known from {reading.collective_from}")
         if reading.ranks is not None and not reading.table.devices:
-            notes.append(f"that there are {reading.ranks} ranks tells {reading.ranks_from}")
+            notes.append(f"the number of ranks ({reading.ranks}) is known from {reading.ranks_from}")
         if reading.table.left_out:
             notes.append("somebody left rows out and put dots there")
     if log.json_path is not None:
