@@ -17,7 +17,7 @@ FILES = sorted(path for kind in KINDS for path in CAPTURES.glob(kind))
 HEALTHY = ("query_gpu_csv__h200__", "query_gpu_csv__h100-80gb", "smi_q__h200__", "smi_q__h100-80gb")
 
 
-@pytest.mark.skipif(not FILES, reason="the captures are not beside this checkout")
+@pytest.mark.skipif(not FILES, reason="the captures of real tools are not beside this checkout")
 def test_every_capture_is_judged(tmp_path: Path) -> None:
     probe = find("gpu")
     for file in FILES:
@@ -33,7 +33,7 @@ def test_every_capture_is_judged(tmp_path: Path) -> None:
             assert status(context.findings) == "ok", (file.name, context.findings)
 
 
-@pytest.mark.skipif(not FILES, reason="the captures are not beside this checkout")
+@pytest.mark.skipif(not FILES, reason="the captures of real tools are not beside this checkout")
 def test_captures_of_something_else_are_refused_by_name(tmp_path: Path) -> None:
     probe = find("gpu")
     others = [path for path in sorted(CAPTURES.iterdir()) if path.suffix in {".txt", ".json", ".csv"} and not path.name.startswith("smi_q")]
@@ -43,7 +43,7 @@ def test_captures_of_something_else_are_refused_by_name(tmp_path: Path) -> None:
                 probe.module.parse(file.read_bytes(), probe.Params(), RecordingContext(tmp_path))
 
 
-@pytest.mark.skipif(not FILES, reason="the captures are not beside this checkout")
+@pytest.mark.skipif(not FILES, reason="the captures of real tools are not beside this checkout")
 @pytest.mark.parametrize(("name", "pending"), [("bad", 1), ("good", 0)])
 def test_a_part_of_the_long_answer_says_its_part_and_no_more(name: str, pending: int, tmp_path: Path) -> None:
     probe = find("gpu")

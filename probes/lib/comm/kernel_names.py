@@ -30,7 +30,7 @@ ELEMENT_BYTES = {
 
 _NCCL = re.compile(r"(?:^|[^a-z])(?:nccl|rccl)", re.IGNORECASE)
 _CUSTOM = re.compile(
-    r"cross_device_|multimem_(?:all_reduce|all_gather|reduce_scatter|one_shot)|(?<!block)(?<!warp)(?<!block_)(?<!warp_)all_?reduce|quick_?reduce"
+    r"cross_device_|multimem_(?:all_reduce|all_gather|reduce_scatter|one_shot)|(?<!block)(?<!warp)(?<!block_)(?<!warp_)all_?reduce(?!d)|quick_?reduce"
     r"|msccl|nvshmem|deep_ep::|userbuffers|all_?gather_?(?:kernel|ll|one_?shot)|reduce_?scatter_?kernel|all_?to_?all_?kernel|moe_?all_?to_?all",
     re.IGNORECASE,
 )
