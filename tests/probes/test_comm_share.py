@@ -467,3 +467,11 @@ def test_params() -> None:
 def test_the_wire_form(tmp_path: Path) -> None:
     loaded = load(shipped_probes() / "comm_share.py")
     assert loaded.effects == ("reads-files",)
+
+
+@pytest.mark.parametrize("cut", range(1, 9))
+def test_a_piece_may_end_in_any_space(cut: int) -> None:
+    text = b"[\n \n\t{}]"
+    characters = trace._Text(iter([text[:cut], text[cut:]]))
+    characters.expect("[")
+    assert characters.peek() == "{"

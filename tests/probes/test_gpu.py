@@ -222,6 +222,19 @@ def test_what_only_lspci_lists_has_no_driver(make: Callable[..., FakeSmi], tmp_p
     assert judged.status == "ok"
 
 
+def test_a_driver_that_does_not_speak_says_nothing_of_cards_in_a_container(
+    make: Callable[..., FakeSmi], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    smi = make(h200())
+    smi.lspci()
+    smi.answers.append(((), "Failed to initialize NVML: Driver/library version mismatch\n", 18))
+    smi.write()
+    monkeypatch.setattr(collect, "look_around", lambda _: Surroundings(container="docker"))
+    judged = judge(tmp_path)
+    assert judged.status == "fail"
+    assert "gpu-not-here" not in {finding.code for finding in judged.findings}
+
+
 def test_no_gpu_is_skipped_and_nobody_to_ask_is_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "empty").mkdir()
     monkeypatch.setattr(run_smi, "_MORE_PATH", ())

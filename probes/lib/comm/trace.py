@@ -55,7 +55,7 @@ _PLAIN = re.compile(
 _CATEGORY = re.compile(rb'"cat"\s*:\s*"(?:%s)"' % _KEPT)
 _KINETO = re.compile(rb'\s*\{\n    "(?:ph|name)": "')
 _SPACE = " \t\n\r"
-_AFTER_SPACE = re.compile(r"[^ \t\n\r]|$")
+_AFTER_SPACE = re.compile(r"[^ \t\n\r]|\Z")
 _LONGEST_NUMBER = 4300
 
 

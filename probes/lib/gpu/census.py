@@ -82,9 +82,12 @@ def _physical(seen: Seen, physical: dict[str, Device]) -> list[Judgement]:
             told.append(Judgement("fail", "gpu-lost", "it has fallen off the bus: lspci reads nothing but ones", subject, evidence=(line,), action=_LOST))
         elif device.driver in PASSED_ON:
             told.append(Judgement("ok", "gpu-passed-on", "it is handed to a virtual machine (%s)" % device.driver, subject, evidence=(line,)))
+        elif seen.source == "nothing":
+            # The driver has not spoken: nobody knows whose it is.
+            continue
         elif seen.around.container is not None:
             told.append(Judgement("ok", "gpu-not-here", "it is in the machine and not in this container", subject, evidence=(line,)))
-        elif seen.source != "nothing":
+        else:
             told.append(
                 Judgement(
                     "fail", "gpu-without-driver", "lspci lists it and the driver does not", subject, evidence=(line, "driver in use: %s" % (device.driver or "not shown")),
