@@ -71,7 +71,7 @@ class _Picture:
         self.points = POINTS
 
     def __call__(self, outcome: Outcome[Any], *, alone: bool) -> None:
-        from ..errors import LocalIOError
+        from ..views.plotting import store
         from ..views.vocab_picture import draw
 
         path = self._path if alone else self._path.with_name(f"{self._path.stem}-{outcome.host}{self._path.suffix}")
@@ -80,10 +80,7 @@ class _Picture:
         except ValueError as error:
             click.echo(f"rdiag: {outcome.host}: {path} is not drawn: {error}", err=True)
             return
-        try:
-            path.write_bytes(data)
-        except OSError as error:
-            raise LocalIOError(f"{path}: cannot be written: {error.strerror}", hint="give another file to --plot") from None
+        store(path, data)
 
 
 def _picture(path: Path) -> _Picture:

@@ -73,7 +73,7 @@ def store(path: Path, contents: bytes) -> None:
         finally:
             temporary.unlink(missing_ok=True)
     except OSError as error:
-        raise LocalIOError(f"cannot write {path}: {error.strerror or error}") from error
+        raise LocalIOError(f"cannot write {path}: {error.strerror or error}", hint="give another file to --plot") from error
 
 
 # Axes ----------------------------------------------------------------------------------------------------------------
