@@ -126,7 +126,7 @@ def test_a_dry_run_contacts_nothing(world: Path, tmp_path: Path) -> None:
     assert " 1. mapping-replaced (about 1 s, likelihood 0.4)" in ran.out
     assert "the case lacks samples" in ran.out
     plan = rdiag("triage", str(world / "case.yaml"), "--dry-run", "--json", home=tmp_path).json["plan"]
-    assert len(plan) == 12
+    assert len(plan) == 13
 
 
 def test_misuse(tmp_path: Path) -> None:

@@ -24,7 +24,8 @@ def test_the_shipped_ones() -> None:
     assert not broken
     assert {one.id for one in declared} == {
         "mapping-replaced", "verifier-order", "final-norm", "aux-order", "shift-by-one", "aux-layer-ids", "head-overwritten",
-        "d2t-cast", "t2d-disagrees", "mask-empty", "embedding-replaced", "norm-flags",
+        "d2t-cast", "t2d-disagrees", "mask-empty", "embedding-replaced", "body-replaced",
+        "norm-flags",
     }  # fmt: skip
     for one in declared:
         assert one.probe.effects == ("reads-files",)
@@ -52,7 +53,7 @@ def test_own_ones_are_found_and_win(work: Path) -> None:
     declared = {one.id: one for one in find_all()[0]}
     assert declared["cosmic-rays"].claim == "The probe cosmic_rays of a test"
     assert declared["mask-empty"].probe.path.resolve() == own.resolve()
-    assert len(declared) == 13
+    assert len(declared) == 14
 
 
 def test_own_ones_add_entries_to_the_case(work: Path) -> None:
@@ -78,7 +79,7 @@ def test_a_bad_declaration_hides_no_other(work: Path, declaration: str) -> None:
     path.write_text(text.replace("{'cost_s': 1.0, 'likelihood': 0.1}", declaration))
     assert declaration in path.read_text()
     declared, broken = find_all()
-    assert (len(declared), [one.id for one in broken]) == (12, ["odd"])
+    assert (len(declared), [one.id for one in broken]) == (13, ["odd"])
     assert "HYPOTHESIS" in broken[0].error.message
     assert "cost_s" in (broken[0].error.hint or "")
 

@@ -171,7 +171,8 @@ GIVEN_TIME = pytest.mark.timeout(400)
 """Whoever comes first trains the stack."""
 CAUSES = (
     "mapping-replaced", "verifier-order", "final-norm", "aux-order", "shift-by-one", "aux-layer-ids", "head-overwritten",
-    "d2t-cast", "t2d-disagrees", "d2t-of-another", "embedding-replaced", "norm-flags", "mask-empty",
+    "d2t-cast", "t2d-disagrees", "d2t-of-another", "embedding-replaced", "body-replaced",
+    "norm-flags", "mask-empty",
 )  # fmt: skip
 
 

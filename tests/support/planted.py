@@ -334,6 +334,14 @@ def _embedding_replaced(planter: Planter, cause: str) -> Planted:
     return planter.case(cause, planter.train(drafter), drafter=drafter, after={"embed_tokens__weight": rows})
 
 
+def _body_replaced(planter: Planter, cause: str) -> Planted:
+    drafter = Drafter(planter.stack.target, planter.stack.mapping_a)
+    drafter.load_state_dict({**drafter.state_dict(), **{
+        name: value for name, value in planter.stack.drafter.state_dict().items() if name.startswith(("lm_head.", "embed_tokens."))
+    }})  # fmt: skip
+    return planter.case(cause, planter.train(drafter), drafter=drafter)
+
+
 def _norm_flags(planter: Planter, cause: str) -> Planted:
     drafter = Drafter(planter.stack.target, planter.stack.mapping_a, norm_before_residual=False)
     drafter.load_state_dict(planter.stack.drafter.state_dict())
@@ -358,6 +366,7 @@ PLANTS: dict[str, Plant] = {
     "t2d-disagrees": _t2d_disagrees,
     "d2t-of-another": _d2t_of_another,
     "embedding-replaced": _embedding_replaced,
+    "body-replaced": _body_replaced,
     "norm-flags": _norm_flags,
     "mask-empty": _mask_empty,
 }
