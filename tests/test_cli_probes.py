@@ -23,9 +23,14 @@ def rdiag(work: Path, *arguments: str) -> Ran:
     return run_rdiag(*arguments, home=work.parent / "home", cwd=work)
 
 
+def in_a_pipe(work: Path, *arguments: str) -> Ran:
+    """Run it where nobody said how wide the output may be."""
+    return run_rdiag(*arguments, home=work.parent / "home", cwd=work, COLUMNS="")
+
+
 def test_the_list(work: Path) -> None:
     write_probe(work / "probes", "my_own", "return Result('x')", effects=("cuda", "reads-files"))
-    ran = rdiag(work, "probes")
+    ran = in_a_pipe(work, "probes")
     assert (ran.code, ran.err) == (0, "")
     rows = {line.split()[0]: line for line in ran.out.splitlines()[1:] if not line.startswith(" ")}
     assert rows["hello"].split()[-2:] == ["none", "shipped"]
@@ -152,3 +157,21 @@ def test_new_probe_with_a_bad_name(work: Path) -> None:
     assert ran.code == 2
     assert json.loads(ran.out)["error"]["code"] == "USAGE"
     assert list(work.iterdir()) == []
+
+
+def test_a_narrow_list_breaks_between_words_and_a_pipe_gets_one_line_a_probe(work: Path) -> None:
+    names = {probe["name"] for probe in rdiag(work, "probes", "--json").json["probes"]}
+    piped = in_a_pipe(work, "probes").out.splitlines()
+    assert [line.split()[0] for line in piped] == ["probe", *sorted(names)]
+    narrow = run_rdiag("probes", home=work.parent / "home", cwd=work, COLUMNS="80").out.splitlines()
+    assert max(map(len, narrow)) <= 80
+    assert len(narrow) < 3 * len(piped)
+    assert not [line for line in (*piped, *narrow) if line != line.rstrip()]
+    assert {line.split()[0] for line in narrow[1:] if not line.startswith(" ")} == names
+
+
+def test_no_line_of_a_table_ends_with_blanks(work: Path) -> None:
+    for arguments in (("hosts",), ("probes", "gpu"), ("run", "hello"), ("env", "--no-torch"), ("jobs",)):
+        lines = rdiag(work, *arguments).out.split("\n")
+        assert lines.pop() == ""
+        assert not [line for line in lines if line != line.rstrip()], arguments

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable
 from types import TracebackType
@@ -44,18 +45,34 @@ def console(*, stderr: bool = False) -> Console:
     return PlainConsole(stderr=stderr, markup=False, emoji=False, highlight=False, soft_wrap=False)
 
 
-def show(renderable: RenderableType) -> None:
-    """Print something rich can render to stdout; as wide as the terminal, 100 columns in a pipe."""
+def show(renderable: RenderableType, *, rows: bool = False) -> None:
+    """Print something rich can render to stdout; as wide as the terminal, 100 columns in a pipe.
+
+    Args:
+        renderable: what is printed; no line of it ends with blanks, which rich fills tables up with.
+        rows: whether each line is a row for another program: in a pipe none of them is wrapped.
+    """
     target = console()
-    if not target.is_terminal and "COLUMNS" not in _environ():
-        target.width = 100
-    target.print(renderable)
+    if not target.is_terminal and not os.environ.get("COLUMNS", "").isdigit():
+        target.width = _ROW if rows else 100
+    target.print(_without_trailing_blanks(target, renderable))
 
 
-def _environ() -> dict[str, str]:
-    import os
+_ROW = 10_000
+"""Columns of a line that is not wrapped."""
 
-    return dict(os.environ)
+
+def _without_trailing_blanks(target: Console, renderable: RenderableType) -> RenderableType:
+    from rich.segment import Segment, Segments
+
+    found: list[Segment] = []
+    for line in target.render_lines(renderable, pad=False):
+        while line and not line[-1].text.rstrip(" "):
+            line.pop()
+        if line:
+            line[-1] = Segment(line[-1].text.rstrip(" "), line[-1].style, line[-1].control)
+        found += [*line, Segment.line()]
+    return Segments(found)
 
 
 def print_outcome(outcome: Outcome[Any], view: View | None = None) -> None:

@@ -62,7 +62,7 @@ def _list(settings: Settings) -> int:
     if settings.json:
         print_json({"schema_version": SCHEMA_VERSION, "probes": [_listed_as_dict(item) for item in listed]})
     else:
-        show(table(listed))
+        show(table(listed), rows=True)
     return int(ExitCode.CONFIG if any(item.error is not None for item in listed) else ExitCode.OK)
 
 

@@ -15,7 +15,7 @@ from ..probe_fields import is_union
 from ..text import safe
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from rich.console import Console, ConsoleOptions, RenderableType
 
     from ..discovery import Found, Listed
     from ..probe import Probe
@@ -76,13 +76,37 @@ def origin_text(found: Found) -> str:
     return found.origin if found.shadows is None else f"{found.origin} (instead of {found.shadows})"
 
 
+_GAP = 2
+"""Blanks between two columns."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _List:
+    """The usable probes: one line each where that fits, else what a probe touches below its summary."""
+
+    rows: Sequence[tuple[str, str, str, str]]
+    """Name, summary, effects, origin."""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
+        titles = ("probe", "summary", "effects", "from")
+        widths = [max(map(len, column)) for column in zip(titles, *self.rows, strict=True)]
+        lines = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0))
+        lines.add_column("probe", style="cyan", no_wrap=True)
+        if sum(widths) + _GAP * len(widths) <= options.max_width:
+            for title in titles[1:]:
+                lines.add_column(title, no_wrap=True)
+            for name, *others in self.rows:
+                lines.add_row(Text(name), *map(Text, others))
+        else:
+            lines.add_column("summary; effects; from", overflow="fold")
+            for name, summary, effects, origin in self.rows:
+                lines.add_row(Text(name), Text.assemble(summary, "\n", (f"{effects}; {origin}", "dim")))
+        yield lines
+
+
 def table(listed: Sequence[Listed]) -> RenderableType:
     """Return the list of probes; files that break the contract follow, with what is wrong."""
-    lines = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    lines.add_column("probe", style="cyan", no_wrap=True)
-    lines.add_column("summary", overflow="fold")
-    lines.add_column("effects")
-    lines.add_column("from", overflow="fold")
+    rows = []
     broken: list[RenderableType] = []
     for item in listed:
         name = safe(item.found.name)
@@ -91,8 +115,8 @@ def table(listed: Sequence[Listed]) -> RenderableType:
             broken.append(Text(f"hint: {item.error.hint}", "dim"))
         elif item.probe is not None:
             effects = ", ".join(item.probe.effects) or "none"
-            lines.add_row(Text(name), Text(safe(item.probe.summary)), effects, Text(safe(origin_text(item.found))))
-    return Group(lines, *broken)
+            rows.append((name, safe(item.probe.summary), effects, safe(origin_text(item.found))))
+    return Group(_List(rows), *broken)
 
 
 def details(probe: Probe[Any, Any], found: Found) -> RenderableType:
