@@ -50,6 +50,8 @@ class Params:
     """Whether a run that fails is followed by one without P2P (NCCL_P2P_DISABLE=1)."""
     thresholds: dict[str, float] = field(default_factory=dict)
     """Thresholds in place of the shipped ones, by their name in thresholds.json."""
+    thresholds_from: str = ""
+    """The file that they are from, as findings name it."""
     reference: tuple[str, ...] = ()
     """Lines of a table of bandwidths of your own, columns as in reference_busbw.csv; they win over published ones."""
     binary: str | None = None
@@ -336,7 +338,7 @@ def _given(params: Params, source: str) -> Any:
     from probes.lib.gpu.thresholds import Thresholds
 
     return nccl_report.Given(
-        Thresholds(params.thresholds), source=source, name=params.file_name, collective=params.file_collective, gpu=params.gpu,
+        Thresholds(params.thresholds, params.thresholds_from), source=source, name=params.file_name, collective=params.file_collective, gpu=params.gpu,
         own=reference.parse(params.reference, own=True) if params.reference else (),
     )  # fmt: skip
 

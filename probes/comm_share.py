@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from remote_diag.probe import Context
 
 EFFECTS = ("reads-files",)
+EXPOSED_LIMIT = 0.5
 RESERVE_S = 10.0
 """Seconds before the deadline at which reading stops, so that what was read still gets added up."""
 
@@ -38,7 +39,7 @@ class Params:
     """Annotation (record_function) whose spans are the steps, with * and ?; torch's own ProfilerStep if not given."""
     small_bytes: int = 1 << 20
     """Messages of at most this many bytes count as bound by latency."""
-    exposed_limit: float = 0.5
+    exposed_limit: float = EXPOSED_LIMIT
     """Exposed communication / step above which the finding is degraded, 0 to 1."""
     top: int = 10
     """Kernels, and messages, that are listed for each GPU, 1 to 100."""
@@ -494,6 +495,7 @@ def _judge_device(params: Params, result: Result, device: Device, leads: tuple[f
         "%.1f %% of %s is %s; %.1f %% is communication that no computation hides"
         % (100 * min(1.0, leads[0] / device.step_us), what, called(leads[1]), 100 * device.exposed_share),
         subject=subject, value=round(device.exposed_share, 6), unit="of the step", threshold=params.exposed_limit,
-        threshold_source="exposed_limit: own judgement, nothing published", evidence=tuple(evidence),
+        threshold_source="yours (exposed_limit)" if params.exposed_limit != EXPOSED_LIMIT else "exposed_limit: own judgement, nothing published",
+        evidence=tuple(evidence),
         action=advice(leader) if over else None,
     )  # fmt: skip

@@ -35,6 +35,8 @@ class Params:
     """Seconds that one pair may take, 1 to 600, before it counts as hanging."""
     thresholds: dict[str, float] = field(default_factory=dict)
     """Thresholds in place of the shipped ones, by their name in thresholds.json."""
+    thresholds_from: str = ""
+    """The file that they are from, as findings name it."""
 
     def __post_init__(self) -> None:
         """Check what can be checked without the host."""

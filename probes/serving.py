@@ -25,6 +25,7 @@ MAX_REQUESTS = 512
 MAX_TOKENS = 4096
 MAX_CONCURRENCY = 128
 KV_FULL = 0.9
+ACCEPT_LIMIT = 1.3
 RESERVE_S = 15.0
 """Seconds before the deadline at which no request is sent any more."""
 
@@ -55,7 +56,7 @@ class Params:
     """How many at a time, 1 to 128."""
     while_busy: bool = False
     """Whether to measure although the server has other requests, or does not tell whether it has."""
-    accept_limit: float = 1.3
+    accept_limit: float = ACCEPT_LIMIT
     """Acceptance length (tokens a verify step, 1 without any accepted draft) below which the finding is degraded."""
 
     def __post_init__(self) -> None:
@@ -445,7 +446,9 @@ def _judge_drafting(server: Server, params: Params, context: Context) -> None:
     level: Level = "degraded" if low else "ok"
     context.finding(
         level, "acceptance-length", "a verify step gives %.2f tokens" % length, subject=server.url, value=round(length, 4), unit="tokens",
-        threshold=params.accept_limit, threshold_source="accept_limit: own judgement, drafting costs about that much", evidence=tuple(evidence),
+        threshold=params.accept_limit,
+        threshold_source="yours (accept_limit)" if params.accept_limit != ACCEPT_LIMIT else "accept_limit: own judgement, drafting costs about that much",
+        evidence=tuple(evidence),
         action="find out why the drafter is rejected: rdiag vocab-compare, drafter-check, replay" if low else None,
     )  # fmt: skip
 

@@ -108,6 +108,11 @@ def test_figures_and_thresholds_of_ones_own(tmp_path: Path) -> None:
     (tmp_path / "own.yaml").write_text("nccl.note_ratio: 0.95\n")
     strict = parse(tmp_path, text(Run(gpu="Tesla T4")), "--reference", "own.csv", "--thresholds", "own.yaml", "--json")
     assert (strict.code, strict.json["status"]) == (1, "degraded")
+    (busbw,) = [each for each in strict.json["findings"] if each["code"] == "busbw"]
+    assert busbw["threshold_source"] == "0.95 (nccl.note_ratio, yours (own.yaml)) of 50: yours: acceptance"
+    (tmp_path / "own.yaml").write_text("nccl: {ok_ratio: 0.5, note_ratio: 0.6}\n")
+    clash = parse(tmp_path, text(Run()), "--thresholds", "own.yaml")
+    assert (clash.code, "own.yaml" in clash.err, "must not be above" in clash.err) == (3, True, True)
     (tmp_path / "own.csv").write_text("gpu\nx\n")
     wrong = parse(tmp_path, text(Run()), "--reference", "own.csv")
     assert (wrong.code, "own.csv" in wrong.err) == (3, True)
@@ -161,11 +166,13 @@ def test_pictures(tmp_path: Path) -> None:
     [
         ("--parse", "x.log", "--sizes", "8:8"), ("--parse", "x.log", "--binary", "/x/all_reduce_perf"), ("--parse", "x.log", "--graph"),
         ("--gpu", "x"), ("--", "-b", "8"), ("--backend", "gloo", "--binary", "/x/all_reduce_perf"), ("--parse", "x.log", "--backend", "gloo"),
+        ("--backend", "gloo", "--thresholds", "own.yaml"),
         ("--parse", "x.log", "--save-baseline"), ("--parse", "x.log", "-H", "local"), ("--parse", "x.log", "--dry-run"),
     ],
 )  # fmt: skip
 def test_options_that_do_not_go_together(tmp_path: Path, arguments: tuple[str, ...]) -> None:
     (tmp_path / "x.log").write_text(text(Run()))
+    (tmp_path / "own.yaml").write_text("nccl.ok_ratio: 0.95\n")
     assert rdiag("nccl", *arguments, home=tmp_path).code == 2
 
 

@@ -85,14 +85,18 @@ def command(settings: Settings, /, backend: str, parsed: Path | None, plot: Path
     from .run import execute
 
     ctx = click.get_current_context()
-    thresholds, reference = read_overrides(given.pop("thresholds_file")), read_reference(given.pop("reference"))
+    own = given.pop("thresholds_file")
+    thresholds, reference = read_overrides(own), read_reference(given.pop("reference"))
+    if backend == "gloo" and (own is not None or reference):
+        raise click.UsageError("--thresholds and --reference judge what GPUs do: they do not go with --backend gloo")
     said = {name for name in given if ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE}
     _check(said, given, backend, parsed)
     values = {name: value for name, value in given.items() if value is not None}
     if parsed is not None or given["binary"] is not None:
         # A program has its collective in its name; only what was asked for by name may speak against it.
         values["file_collective"] = given["collective"] if "collective" in said else None
-    values.update(thresholds=thresholds, reference=reference, arguments=list(given["arguments"]))
+    values.update(thresholds=thresholds, thresholds_from="" if own is None else str(own))
+    values.update(reference=reference, arguments=list(given["arguments"]))
     values["file_name"] = "" if parsed is None else parsed.name
     picture = None if plot is None else _Picture(plot, reference)
 

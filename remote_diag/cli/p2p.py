@@ -53,6 +53,7 @@ def command(settings: Settings, /, thresholds_file: Path | None, **given: Any) -
     from .run import execute
 
     given["thresholds"] = read_overrides(thresholds_file)
+    given["thresholds_from"] = "" if thresholds_file is None else str(thresholds_file)
 
     # The options are named after the probe's parameters.
     def params(probe: Probe[Any, Any]) -> Any:

@@ -49,4 +49,8 @@ def read_overrides(path: Path | None) -> dict[str, float]:
             if full in found:
                 raise document.error(where, f"{full} stands here twice", hint="keep one of them")
             found[full] = float(number)  # type: ignore[arg-type]
+    try:
+        Thresholds(found)
+    except ValueError as error:
+        raise document.error((), str(error), hint="the names and their units are in thresholds.json") from None
     return found

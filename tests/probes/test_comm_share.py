@@ -55,6 +55,13 @@ def verify_steps(count: int = 10) -> list[dict[str, Any]]:
     return events
 
 
+def test_a_limit_of_ones_own_is_named(tmp_path: Path) -> None:
+    path = write_trace(tmp_path / "t.json", verify_steps())
+    _, findings = read(tmp_path, path=str(path), step="verify", exposed_limit=0.95)
+    (finding,) = [found for found in findings if found.code == "communication-share"]
+    assert (finding.level, finding.threshold, finding.threshold_source) == ("ok", 0.95, "yours (exposed_limit)")
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_97_percent_of_the_verify_step_is_all_reduce(tmp_path: Path, layout: str) -> None:
     path = write_trace(tmp_path / "t.json", verify_steps(), layout, GROUP)
@@ -76,6 +83,7 @@ def test_97_percent_of_the_verify_step_is_all_reduce(tmp_path: Path, layout: str
     assert finding.message.startswith("97.0 % of the verify step is all_reduce; 93.0 % is communication")
     assert finding.level == "degraded"
     assert "latency" in (finding.action or "")
+    assert str(finding.threshold_source).startswith("exposed_limit: own judgement")
     assert result.complete
     assert result.rank == (None if layout == "array" else 3)
     assert result.events == 1 + 10 * 15

@@ -52,6 +52,15 @@ def test_sglang_of_each_kind(tmp_path: Path, new: bool, metrics: bool) -> None:
     assert "hunter2" not in repr((result, found))
 
 
+def test_a_limit_of_ones_own_is_named(tmp_path: Path) -> None:
+    with stand_in.serving(stand_in.sglang()) as up:
+        _, usual = ask(tmp_path, up.url)
+        _, found = ask(tmp_path, up.url, accept_limit=3.5)
+    assert str(usual["acceptance-length"].threshold_source).startswith("accept_limit: own judgement")
+    own = found["acceptance-length"]
+    assert (own.level, own.threshold, own.threshold_source) == ("degraded", 3.5, "yours (accept_limit)")
+
+
 def test_sglang_without_speculation_has_gauges_of_zero(tmp_path: Path) -> None:
     answers = {**stand_in.sglang(algorithm=None), "/metrics": stand_in.sglang_metrics(length=0, rate=0)}
     answers["/server_info"] = stand_in.sglang_info(None, None)

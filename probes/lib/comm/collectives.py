@@ -107,7 +107,7 @@ def measure_job(context: Context, job: Job, *, control: bool) -> dict[str, Any]:
 def _job(context: Context, backend: str, given: dict[str, Any]) -> Job:
     try:
         sizes = plan.parse_sizes(given.pop("sizes"))
-        judge = Judge(given.pop("thresholds"), given.pop("reference"))
+        judge = Judge(given.pop("thresholds"), given.pop("reference"), given.pop("thresholds_from", ""))
     except ValueError as error:
         context.unfit(str(error))
     wanted = given.pop("ranks")

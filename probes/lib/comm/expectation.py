@@ -19,7 +19,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Iterable, Sequence
 
-    from ..gpu.thresholds import Thresholds
+    from ..gpu.thresholds import Threshold, Thresholds
 
 LARGE_BYTES = {"nvlink": 256 << 20, "nvlink-bridge": 256 << 20, "pcie": 64 << 20}
 """From which size on bandwidth, and no longer latency, decides."""
@@ -73,6 +73,8 @@ class Verdict:
     ratio: float
     text: str
     hint: str | None
+    bound: Threshold
+    """The one that decided: what it fell short of, or for ``ok`` what it had to reach."""
 
 
 def link_of(conditions: Conditions) -> str | None:
@@ -113,14 +115,15 @@ def expect(
 def judge(measured_gbs: float, expected: Expected, conditions: Conditions, thresholds: Thresholds) -> Verdict:
     """Say what a peak means."""
     ratio = measured_gbs / expected.busbw_gbs
-    ok, note, degraded = (thresholds["nccl." + name].value for name in ("ok_ratio", "note_ratio", "degraded_ratio"))
+    ok, note, degraded = (thresholds["nccl." + name] for name in ("ok_ratio", "note_ratio", "degraded_ratio"))
     against = f"{measured_gbs:.4g} GB/s = {ratio:.2f} of {expected.busbw_gbs:.4g} ({expected.kind}: {expected.conditions})"
-    if ratio >= note:
-        low = "; somewhat low" if ratio < ok else ""
+    if ratio >= note.value:
+        low = "" if ratio >= ok.value else f"; somewhat low: below {ok.value:g} ({ok.name}, {ok.provenance})"
         more = "" if expected.best_gbs is None else f"; the best layout of these GPUs reaches {expected.best_gbs:.4g}"
-        return Verdict("ok", ratio, against + low + more, None)
-    level = "degraded" if ratio >= degraded else "fail"
-    return Verdict(level if expected.firm else "unknown", ratio, against, _suspect(measured_gbs, expected, conditions, thresholds))
+        return Verdict("ok", ratio, against + low + more, None, note)
+    level, bound = ("degraded", note) if ratio >= degraded.value else ("fail", degraded)
+    suspect = _suspect(measured_gbs, expected, conditions, thresholds)
+    return Verdict(level if expected.firm else "unknown", ratio, against, suspect, bound if expected.firm else note)
 
 
 def curve(conditions: Conditions, own: Sequence[Reference] = ()) -> tuple[Reference, ...]:

@@ -18,13 +18,14 @@ class Judge:
     Args:
         thresholds: those that differ from the shipped ones.
         own: lines of a table of the user's own figures.
+        file: where thresholds are from, for findings.
 
     Raises:
         ValueError: one of them is not as it should be.
     """
 
-    def __init__(self, thresholds: Mapping[str, float], own: Sequence[str] = ()) -> None:
-        self._thresholds = Thresholds(thresholds)
+    def __init__(self, thresholds: Mapping[str, float], own: Sequence[str] = (), file: str = "") -> None:
+        self._thresholds = Thresholds(thresholds, file)
         self._own = reference.parse(own, own=True) if own else []
 
     def judge(self, context: Context, report: dict[str, Any]) -> None:

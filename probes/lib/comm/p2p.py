@@ -44,7 +44,7 @@ def measure(context: Context, *, layer: str = LAYER, **given: Any) -> Fields:
         given: the parameters of the probe.
     """
     try:
-        thresholds = Thresholds(given["thresholds"])
+        thresholds = Thresholds(given["thresholds"], given.get("thresholds_from", ""))
     except ValueError as error:
         context.unfit(str(error))
     if layer == LAYER:

@@ -69,11 +69,12 @@ def of_peak(
     hint = verdict.hint
     if verdict.level != "ok" and through_memory:
         hint = f"{through_memory} channels go via SHM: GPUs do not reach each other directly; see rdiag topo and rdiag p2p"
-    least = thresholds["nccl.note_ratio"].value
+    bound = verdict.bound
     finding = {
         "level": verdict.level, "code": "busbw", "message": f"peak at {best[0]} bytes: {verdict.text}", "subject": subject,
-        "value": round(best[1], 3), "unit": "GB/s", "threshold": round(least * expected.busbw_gbs, 3),
-        "threshold_source": f"{least:g} of {expected.busbw_gbs:.4g}: {expected.source}", "action": hint,
+        "value": round(best[1], 3), "unit": "GB/s", "threshold": round(bound.value * expected.busbw_gbs, 3),
+        "threshold_source": f"{bound.value:g} ({bound.name}, {bound.provenance}) of {expected.busbw_gbs:.4g}: {expected.source}",
+        "action": hint,
     }  # fmt: skip
     held = {
         "busbw_gbs": expected.busbw_gbs, "ratio": verdict.ratio, "kind": expected.kind, "source": expected.source,

@@ -163,6 +163,35 @@ def test_bands_of_ones_own() -> None:
     assert judge(440, expected, on(H200), strict).level == "degraded"
 
 
+@pytest.mark.parametrize(
+    ("own", "measured", "expected", "bound"),
+    [
+        # 480 GB/s are expected; 0.8 is where the shipped bands begin to be degraded.
+        ({"nccl.ok_ratio": 0.7}, 350, "ok", "nccl.note_ratio"),
+        ({"nccl.ok_ratio": 0.95}, 440, "ok", "nccl.note_ratio"),
+        ({"nccl.note_ratio": 0.95}, 440, "degraded", "nccl.note_ratio"),
+        ({"nccl.degraded_ratio": 0.95}, 440, "fail", "nccl.degraded_ratio"),
+        ({"nccl.note_ratio": 0.5}, 260, "ok", "nccl.note_ratio"),
+    ],
+)
+def test_each_bound_of_ones_own_decides(own: dict[str, float], measured: float, expected: str, bound: str) -> None:
+    mine = Thresholds(own, "own.yaml")
+    held = expect(on(H200), 16 * GB, mine)
+    assert held is not None
+    told = judge(measured, held, on(H200), mine)
+    assert (told.level, told.bound.name) == (expected, bound)
+    said = told.text + told.bound.provenance
+    assert "yours (own.yaml" in said
+    assert ("nccl.ok_ratio, yours" in said) == (own == {"nccl.ok_ratio": 0.95})
+
+
+def test_bounds_of_ones_own_that_contradict_each_other() -> None:
+    with pytest.raises(ValueError, match=r"nccl.note_ratio \(0.9\) must not be above nccl.ok_ratio \(0.8\)"):
+        Thresholds({"nccl.ok_ratio": 0.8, "nccl.note_ratio": 0.9})
+    moved = Thresholds({"nccl.latency_32k_good_us": 60}, "own.yaml")["nccl.latency_32k_bad_us"]
+    assert (moved.value, moved.provenance) == (60.0, "yours (own.yaml), with nccl.latency_32k_good_us")
+
+
 def test_a_ring_where_nvls_was_expected_is_named() -> None:
     expected = expect(on(H200), 16 * GB, STANDARD)
     assert expected is not None

@@ -124,6 +124,15 @@ def test_single_calls_that_spread_are_told() -> None:
     assert len(finding.evidence) == 4
 
 
+def test_a_single_call_that_is_too_long_is_held_against_its_own_threshold() -> None:
+    found = parse(
+        text(RUN.but(single_calls=True), "2.19"), thresholds={"nccl.outlier_ratio": 1.01}, thresholds_from="own.yaml"
+    ).finding("times-vary")
+    assert (found.threshold, found.threshold_source, found.unit) == (1.01, "yours (own.yaml)", "longest / mean")
+    assert isinstance(found.value, float)
+    assert 1.01 < found.value < 1.1
+
+
 # Contents ------------------------------------------------------------------------------------------------------------
 
 

@@ -120,6 +120,24 @@ def test_a_pair_slower_than_its_siblings(bench: Bench) -> None:
     assert found.evidence[0].startswith("gpu 2 to gpu 0")
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "code"),
+    [("p2p.sibling_pct", 99.0, "slow-pairs"), ("nccl.sibling_pct", 5.0, "slow-host-link"), ("p2p.host_share", 0.99, "slow-host-link")],
+)
+def test_thresholds_of_ones_own(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, name: str, value: float, code: str
+) -> None:
+    smi = FakeSmi(tmp_path / "bin", rtx_pro_6000(3))
+    for index, gpu in enumerate(smi.gpus):
+        gpu["pci.bus_id"] = f"00000000:{index:02X}:00.0"
+    smi.write()
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=":")
+    play = {"gpus": 3, "slow": {"2,0": 5.0, "-1,1": 46.0}}
+    bench.run(play, host=True, size_bytes=1 << 26, thresholds={name: value}, thresholds_from="own.yaml")
+    named = [finding.threshold_source for finding in bench.context.findings if finding.code == code]
+    assert (named == []) if code == "slow-pairs" else any("yours (own.yaml)" in str(source) for source in named)
+
+
 def test_host_links(bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     smi = FakeSmi(tmp_path / "bin", rtx_pro_6000(2))
     for index, gpu in enumerate(smi.gpus):
