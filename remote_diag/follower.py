@@ -22,12 +22,13 @@ from .errors import (
     HostKeyError,
     RdiagError,
     Refused,
+    StateUnknown,
     UnreachableError,
 )
 from .events import Event, Note, Progress
 from .host import Host
 from .logs import Data, Done, Found, Gone, JobState, LogConversation, Offer, Segment, rank_of, stream_suffix
-from .mirror import Busy, Copy, Mirror, Position, described, older_copies
+from .mirror import Busy, Copy, Mirror, Position, described, older_copies, with_copies
 from .session import Session
 
 DIRECTORY = Path("rdiag-logs")
@@ -252,6 +253,9 @@ class Follower:
         while True:
             try:
                 return self._once()
+            except StateUnknown as error:
+                error.hint = with_copies(error.hint, self._wanted.directory, self.job)
+                raise
             except RdiagError as error:
                 if not self._worth_another(error):
                     raise

@@ -122,6 +122,7 @@ class Metrics:
     Not thread-safe: whoever feeds and asks from several threads takes turns.
 
     Args:
+        job: its name, for the command that shows its log.
         vocabulary: rows of the head that the loss is over; without it no loss is held against a uniform guess.
         stall: seconds without a byte after which a running job counts as stalled.
         on_points: gets the points of each line, and the log that it is from.
@@ -131,11 +132,13 @@ class Metrics:
     def __init__(
         self,
         *,
+        job: str | None = None,
         vocabulary: int | None = None,
         stall: float | None = None,
         on_points: Tell | None = None,
         on_alert: Callable[[Finding], None] | None = None,
     ) -> None:
+        self._job = job
         self._logs: dict[str, _Log] = {}
         self._on_points = on_points
         self._point_type = library("training_log").Point
@@ -208,7 +211,7 @@ class Metrics:
             found.append(
                 Finding(
                     "unknown", "no-metrics", f"no loss, accuracy or learning rate in {lines:,} lines",
-                    action="look at the log itself: rdiag logs NAME",
+                    action=f"look at the log itself{f': rdiag logs {self._job}' if self._job else ''}",
                 )
             )  # fmt: skip
         return tuple(found)

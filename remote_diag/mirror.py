@@ -14,6 +14,7 @@ import fcntl
 import glob
 import hashlib
 import os
+import re
 import secrets
 import stat
 import threading
@@ -23,6 +24,7 @@ from pathlib import Path
 from typing import Protocol
 
 from .errors import LocalIOError
+from .text import safe
 
 CHECKED = 4096
 """At most so many bytes before the end are compared with the host's."""
@@ -221,6 +223,25 @@ def older_copies(path: Path, count: int) -> list[Mirror]:
         with contextlib.suppress(Busy, LocalIOError):
             found.append(Mirror(path.with_name(f"{path.name}.old-{number}"), lazy=True))
     return found
+
+
+def with_copies(hint: str | None, directory: Path, job: str) -> str | None:
+    """Return ``hint`` and a line that names what was copied of a job's logs before, where there is something.
+
+    Args:
+        hint: of an error about a job that the host does not have, or not any more.
+        directory: where copies are kept.
+        job: its id (``finetune.v2``), or a name for every attempt.
+    """
+    pattern = re.compile(re.escape(job) + r"(\.v[0-9]+)?(\.err|\.rank[0-9]+)?\.log")
+    try:
+        kept = sorted(path for path in directory.iterdir() if pattern.fullmatch(path.name))
+    except OSError:
+        kept = []
+    if not kept:
+        return hint
+    names = ", ".join(safe(str(path)) for path in kept[:4]) + (", ..." if len(kept) > 4 else "")
+    return f"{hint or ''}\nits logs were copied before: {names}".lstrip()
 
 
 def fingerprint(copy: Copy) -> tuple[int, str]:

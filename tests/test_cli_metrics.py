@@ -136,6 +136,7 @@ def test_a_job_without_numbers_is_unknown(job: FakeJob, tmp_path: Path) -> None:
     job.end()
     ran = metrics(tmp_path, "--plot", "empty.html")
     assert (ran.code, "no loss, accuracy or learning rate in 1 lines" in ran.out) == (10, True)
+    assert "rdiag logs tune\n" in ran.out
     assert "no numbers" in (tmp_path / "empty.html").read_text()
 
 

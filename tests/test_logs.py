@@ -290,6 +290,16 @@ def test_a_copy_of_a_huge_log_goes_on_where_it_is(
     assert any(isinstance(event, Progress) and event.total and event.total > 5000 for event in running.events)
 
 
+def test_what_was_copied_of_a_job_that_is_gone_is_named(zsh_server: TestSshd, followers: Followers) -> None:
+    for name in ("gone.v1.log", "gone.v2.err.log", "gone.v2.rank11.log", "gone2.v1.log", "gone.txt"):
+        followers.directory.mkdir(exist_ok=True)
+        (followers.directory / name).write_text("text")
+    with pytest.raises(StateUnknown) as caught:
+        followers.start(zsh_server.host(), "gone").done()
+    copies = (caught.value.hint or "").splitlines()[-1].partition(": ")[2]
+    assert [Path(one).name for one in copies.split(", ")] == ["gone.v1.log", "gone.v2.err.log", "gone.v2.rank11.log"]
+
+
 def test_a_job_that_is_not_there_and_a_log_that_is_not(
     zsh_server: TestSshd, make_job: Callable[..., FakeJob], followers: Followers
 ) -> None:
@@ -297,6 +307,7 @@ def test_a_job_that_is_not_there_and_a_log_that_is_not(
         followers.start(zsh_server.host(), "nothing").done()
     assert caught.value.hint is not None
     assert "rdiag jobs" in caught.value.hint
+    assert "copied" not in caught.value.hint
     job = make_job("empty")
     job.stdout.unlink()
     job.end()

@@ -10,7 +10,7 @@ import click
 
 from ..exitcodes import ExitCode
 from ..text import safe
-from .options import common, dry_run_option, force_option, host_option, pass_settings
+from .options import common, dry_run_option, force_launch_option, host_option, pass_settings
 from .settings import Settings
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class Gpus(click.ParamType):  # type: ignore[type-arg]
 @click.option("--detach", is_flag=True, help="Do not follow; return once the job runs.")
 @click.argument("words", nargs=-1, required=True, type=click.UNPROCESSED, metavar="JOB.yaml | -- COMMAND...")
 @dry_run_option
-@force_option
+@force_launch_option
 @host_option
 @common
 @pass_settings

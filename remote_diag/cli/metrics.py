@@ -160,7 +160,9 @@ class Watcher:
             tell = self._write_csv
         elif follow and people and not self._draws:
             tell = self._write_line
-        self.metrics = Metrics(vocabulary=vocab, stall=stall if follow else None, on_points=tell, on_alert=self._alert)
+        self.metrics = Metrics(
+            job=job, vocabulary=vocab, stall=stall if follow else None, on_points=tell, on_alert=self._alert
+        )
 
     def watch(self, host: Any) -> Followed:
         """Follow to the end; when this is interrupted, show what there is and how to come back."""

@@ -110,6 +110,13 @@ force_option = click.option(
     callback=_store("force"),
     help="Run an active probe although a GPU is busy, or nobody can tell.",
 )
+force_launch_option = click.option(
+    "--force",
+    is_flag=True,
+    expose_value=False,
+    callback=_store("force"),
+    help="Launch although GPUs or room are short, or nobody can tell; the job's record says so.",
+)
 dry_run_option = click.option(
     "--dry-run",
     is_flag=True,
