@@ -14,13 +14,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from probes.lib.comm.steps import Windows
     from probes.lib.comm.trace import Reader
-    from probes.lib.comm.trace_shares import DeviceShares, Gathered, Kind, Windows
-    from remote_diag.findings import Level
+    from probes.lib.comm.trace_shares import DeviceShares, Gathered, Kind
     from remote_diag.probe import Context
 
 EFFECTS = ("reads-files",)
-EXPOSED_LIMIT = 0.5
 RESERVE_S = 10.0
 """Seconds before the deadline at which reading stops, so that what was read still gets added up."""
 
@@ -39,7 +38,7 @@ class Params:
     """Annotation (record_function) whose spans are the steps, with * and ?; torch's own ProfilerStep if not given."""
     small_bytes: int = 1 << 20
     """Messages of at most this many bytes count as bound by latency."""
-    exposed_limit: float = EXPOSED_LIMIT
+    exposed_limit: float = 0.5
     """Exposed communication / step above which the finding is degraded, 0 to 1."""
     top: int = 10
     """Kernels, and messages, that are listed for each GPU, 1 to 100."""
@@ -139,6 +138,34 @@ class Collective:
 
 
 @dataclass(frozen=True)
+class PerStep:
+    """Single steps, each by itself: the least, the median and the most."""
+
+    __pydantic_config__ = {"extra": "forbid", "allow_inf_nan": False, "use_attribute_docstrings": True}
+
+    steps: int
+    """How many: all that have a length."""
+    length_min_us: float
+    """The shortest, us."""
+    length_p50_us: float
+    """Median (nearest rank), us."""
+    length_max_us: float
+    """The longest, us."""
+    communication_min: float
+    """Least share of a step in which at least one communication kernel runs, 0 to 1."""
+    communication_p50: float
+    """Median of these shares."""
+    communication_max: float
+    """Most of them."""
+    exposed_min: float
+    """Least share of a step in which one runs and no kernel computes, 0 to 1."""
+    exposed_p50: float
+    """Median of these shares."""
+    exposed_max: float
+    """Most of them."""
+
+
+@dataclass(frozen=True)
 class Device:
     """One GPU of the trace."""
 
@@ -180,6 +207,8 @@ class Device:
     """Sizes where they were recorded, the longest first."""
     top_kernels: tuple[Kernel, ...]
     """The longest first."""
+    per_step: PerStep | None
+    """How single steps differ; None for the whole span."""
 
 
 @dataclass(frozen=True)
@@ -221,6 +250,7 @@ class Result:
 def run(params: Params, context: Context) -> Result:
     """Read, add up, tell."""
     from probes.lib.comm.overlap import Scratch
+    from probes.lib.comm.share_findings import tell_completeness
     from probes.lib.comm.trace import BadTrace, Reader
     from probes.lib.comm.trace_shares import Gathered
     from probes.lib.files import Damaged, File, Meter, Unreadable
@@ -250,7 +280,7 @@ def run(params: Params, context: Context) -> Result:
             legible("%s is no trace of torch.profiler: %s" % (path, error)),
             hint="export one with profiler.export_chrome_trace(FILE), or with tensorboard_trace_handler(FOLDER)",
         )
-    _tell_completeness(reader, meter.bytes, file.size, shrank, context)
+    tell_completeness(reader, meter.bytes, file.size, shrank, context)
     return _result(params, path, meter.bytes, reader, gathered, shrank is None, context)
 
 
@@ -276,22 +306,10 @@ def _trace_of(pid: int, context: Context) -> str:
     return found.path
 
 
-def _tell_completeness(reader: Reader, done: int, size: int, shrank: str | None, context: Context) -> None:
-    if reader.stopped:
-        context.finding(
-            "unknown", "trace-unread", "the deadline left time for %d of %d bytes: shares are those of the part" % (done, size),
-            value=done, unit="bytes", threshold=size, threshold_source="size of the file", action="raise --timeout",
-        )  # fmt: skip
-    elif reader.cut is not None or shrank is not None:
-        context.finding(
-            "unknown", "trace-cut", "the trace is not whole: shares are those of the part that is there",
-            evidence=(reader.cut or shrank or "",), action="wait until it is written, or copy it again",
-        )  # fmt: skip
-
-
 def _result(  # noqa: PLR0917
     params: Params, path: str, size: int, reader: Reader, gathered: Gathered, whole: bool, context: Context
 ) -> Result:
+    from probes.lib.comm.share_findings import judge
     from probes.lib.comm.share_words import count_of, text_of
     from probes.lib.comm.trace_shares import DeviceShares, windows
     from probes.lib.legible import legible
@@ -304,7 +322,7 @@ def _result(  # noqa: PLR0917
         found = windows(gathered, number, params.step)
         if found is None:
             continue
-        shares = DeviceShares(gathered.devices[number], gathered.kinds, found.spans)
+        shares = DeviceShares(gathered.devices[number], gathered.kinds, found)
         if any(shares.kernels.values()):
             devices.append(_device(params, number, found, shares, gathered.kinds))
             leaders[number] = max(((measure.total, name) for name, measure in shares.names.items()), default=(0.0, ""))
@@ -329,7 +347,7 @@ def _result(  # noqa: PLR0917
         annotations=tuple(sorted(gathered.names))[:40],
         devices=tuple(devices),
     )
-    _judge(params, result, gathered, leaders, idle, context)
+    judge(params, result, gathered, leaders, idle, context)
     return result
 
 
@@ -348,7 +366,7 @@ def _device(params: Params, number: int, found: Windows, shares: DeviceShares, k
         device=number,
         window=found.kind,
         clock=found.clock,
-        steps=found.count,
+        steps=1 if found.kind == "span" else len(found.steps),
         step_us=total,
         communication_us=shares.all.total,
         communication_share=share(shares.all.total),
@@ -363,7 +381,18 @@ def _device(params: Params, number: int, found: Windows, shares: DeviceShares, k
         collectives=_collectives(params, shares, kinds, share),
         messages=_messages(shares, kinds)[: params.top],
         top_kernels=tuple(sorted(kernels, key=lambda kernel: -kernel.total_us)[: params.top]),
+        per_step=None if found.kind == "span" else _per_step(shares),
     )
+
+
+def _per_step(shares: DeviceShares) -> PerStep | None:
+    from probes.lib.comm.trace_shares import ranked
+
+    lengths, (whole, exposed) = shares.all.lengths(), shares.all.shares()
+    if not lengths:
+        return None
+    columns = [(min(values), ranked(values, (len(values) - 1) // 2), max(values)) for values in (lengths, whole, exposed)]
+    return PerStep(len(lengths), *(value for column in columns for value in column))
 
 
 def _collectives(params: Params, shares: DeviceShares, kinds: list[Kind], share: Callable[[float], float]) -> tuple[Collective, ...]:
@@ -424,78 +453,3 @@ def _messages(shares: DeviceShares, kinds: list[Kind]) -> tuple[Message, ...]:
                 Message(collective, size, dtype, ranks, len(calls.lengths), calls.kernel_us, min(calls.lengths), median, bandwidth)
             )
     return tuple(sorted(rows, key=lambda row: -row.total_us))
-
-
-def _judge(  # noqa: PLR0917
-    params: Params, result: Result, gathered: Gathered, leaders: dict[int, tuple[float, str]], idle: list[int], context: Context
-) -> None:
-    if not result.gpu_events:
-        context.finding(
-            "unknown", "no-gpu-work", "the trace holds no work of a GPU: %d events of other kinds" % result.events,
-            action="profile with ProfilerActivity.CUDA, and on a machine with GPUs",
-        )  # fmt: skip
-        return
-    if not result.devices and idle:
-        context.finding(
-            "unknown", "empty-step", "no GPU does anything within the steps",
-            evidence=("%d events of GPUs lie outside of %d steps" % (result.gpu_events, len(gathered.cpu_spans) + sum(map(len, gathered.gpu_spans.values()))),),
-            action="name another annotation with --step, or trace longer: the GPU works later than the program asks it to",
-        )  # fmt: skip
-        return
-    if not result.devices:
-        names = ", ".join(result.annotations[:20])
-        context.finding(
-            "unknown", "no-such-step", "no annotation is called %r" % params.step,
-            evidence=("annotations: %s" % (names or "none"),), action="name one of them with --step, or leave --step away",
-        )  # fmt: skip
-        return
-    if gathered.spans_left_out:
-        context.finding("unknown", "steps-left-out", "%d spans of the step are not counted" % gathered.spans_left_out)
-    if result.unusable_events:
-        context.finding(
-            "unknown", "events-unusable", "%d events are damaged and left out" % result.unusable_events,
-            value=result.unusable_events, unit="events",
-        )  # fmt: skip
-    for device in result.devices:
-        if gathered.devices[device.device].mixed:
-            context.finding(
-                "unknown", "ranks-merged", "several processes have a GPU %d in this trace: their work is added up as if it were one GPU's" % device.device,
-                subject="GPU %d" % device.device, evidence=tuple(sorted(gathered.devices[device.device].others))[:5],
-                action="give the trace of one rank",
-            )  # fmt: skip
-        _judge_device(params, result, device, leaders[device.device], context)
-
-
-def _judge_device(params: Params, result: Result, device: Device, leads: tuple[float, str], context: Context) -> None:
-    from probes.lib.comm.share_words import CPU_STEPS, advice, boundness, called
-
-    subject = "GPU %d of %s" % (device.device, "the trace" if result.rank is None else "rank %d" % result.rank)
-    if device.step_us <= 0:
-        context.finding("unknown", "empty-step", "the steps have no length", subject=subject)
-        return
-    what = "the %s step" % result.step_name if params.step else ("the step" if result.step_name else "the traced span")
-    leader = device.collectives[0] if device.collectives else None
-    if leader is None:
-        context.finding(
-            "ok", "no-communication", "no kernel communicates in %s" % what, subject=subject, value=0.0, unit="of the step",
-        )  # fmt: skip
-        return
-    over = device.exposed_share > params.exposed_limit
-    level: Level = "degraded" if over else "ok"
-    evidence = [
-        "%d steps of %.1f us on average" % (device.steps, device.step_us / device.steps),
-        "all communication %.1f %%, NCCL's kernels %.1f %%; overlapped %.1f us, exposed %.1f us"
-        % (100 * device.communication_share, 100 * device.nccl_share, device.overlapped_us, device.exposed_us),
-        "a kernel's time includes its waiting for the other ranks; their traces tell who came late",
-        *(boundness(row, params.small_bytes) for row in device.collectives[:3]),
-        *(CPU_STEPS if device.clock == "cpu" else ()),
-    ]
-    context.finding(
-        level, "communication-share",
-        "%.1f %% of %s is %s; %.1f %% is communication that no computation hides"
-        % (100 * min(1.0, leads[0] / device.step_us), what, called(leads[1]), 100 * device.exposed_share),
-        subject=subject, value=round(device.exposed_share, 6), unit="of the step", threshold=params.exposed_limit,
-        threshold_source="yours (exposed_limit)" if params.exposed_limit != EXPOSED_LIMIT else "exposed_limit: own judgement, nothing published",
-        evidence=tuple(evidence),
-        action=advice(leader) if over else None,
-    )  # fmt: skip

@@ -66,6 +66,8 @@ def _device(device: Any) -> Iterator[RenderableType]:
     ):
         table.add_row(name, duration(value), percent(value / device.step_us) if device.step_us else "-")
     yield table
+    if device.per_step is not None and device.per_step.steps > 1:
+        yield _per_step(device.per_step)
     if device.collectives:
         table = _table(("collective", "left"), *((name, "right") for name in ("calls", "share", "exposed", "p50", "p99", "small", "large")))
         for row in device.collectives:
@@ -90,6 +92,15 @@ def _device(device: Any) -> Iterator[RenderableType]:
     for row in device.top_kernels[:_KERNELS]:
         table.add_row(safe(row.name, limit=_NAME), row.kind, str(row.calls), duration(row.total_us), percent(row.share))
     yield table
+
+
+def _per_step(each: Any) -> Table:
+    table = _table((f"{each.steps} single steps", "left"), *((name, "right") for name in ("least", "median", "most")))
+    table.add_row("length", *(duration(value) for value in (each.length_min_us, each.length_p50_us, each.length_max_us)))
+    shares = (each.communication_min, each.communication_p50, each.communication_max)
+    table.add_row("communication", *map(percent, shares))
+    table.add_row("  exposed", *map(percent, (each.exposed_min, each.exposed_p50, each.exposed_max)))
+    return table
 
 
 def _source(result: Any) -> str:

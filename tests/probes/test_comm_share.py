@@ -129,7 +129,8 @@ def test_a_profiler_step_of_the_gpu_lasts_until_the_next(tmp_path: Path) -> None
 
 
 def test_spans_of_one_call_on_two_streams_are_one_step(tmp_path: Path) -> None:
-    events = [annotation("verify", 1000 * n + shift, 90, device=0) for n in range(3) for shift in (0, 10)]
+    spans = [(annotation("verify", 1000 * n + shift, 90, device=0), 7 + shift) for n in range(3) for shift in (0, 10)]
+    events = [{**event, "tid": stream} for event, stream in spans]
     events += [all_reduce(1000 * n, 50) for n in range(3)]
     device = read(tmp_path, path=str(write_trace(tmp_path / "t.json", events)), step="verify")[0].devices[0]
     assert (device.steps, device.step_us, device.communication_us) == (3, 300, 150)
@@ -190,6 +191,48 @@ def test_steps_without_any_work_of_a_gpu_are_unknown_and_not_free_of_communicati
         result, findings = read(tmp_path, path=str(write_trace(tmp_path / "t.json", [*steps, *work])))
         assert [(found.level, found.code) for found in findings] == [("unknown", "empty-step")]
         assert result.devices == ()
+
+
+@pytest.mark.parametrize("device", [0, None], ids=["gpu", "cpu"])
+def test_calls_that_follow_each_other_directly_are_steps_each(tmp_path: Path, device: int | None) -> None:
+    # 0.1 + 0.2 is more than 0.3: spans that touch may overlap by a hair.
+    events = [annotation("verify_tree", 0.1 + 100 * n, 100.2, device=device) for n in range(4)]
+    events += [all_reduce(0.1 + 100 * n + 20, 10 * (n + 1)) for n in range(4)]
+    events += [kernel(GEMM, 0.1 + 320, 20)]
+    device_found = read(tmp_path, path=str(write_trace(tmp_path / "t.json", events)), step="verify*")[0].devices[0]
+    each = device_found.per_step
+    assert each is not None
+    assert (device_found.steps, each.steps) == (4, 4)
+    assert (each.length_min_us, each.length_p50_us, each.length_max_us) == pytest.approx((100.2, 100.2, 100.2))
+    assert (each.communication_min, each.communication_p50, each.communication_max) == pytest.approx((10 / 100.2, 20 / 100.2, 40 / 100.2))
+    assert (each.exposed_min, each.exposed_p50, each.exposed_max) == pytest.approx((10 / 100.2, 20 / 100.2, 30 / 100.2))
+
+
+def test_on_several_streams_each_call_is_one_step_however_the_streams_lag(tmp_path: Path) -> None:
+    spans = [(20, 0), (21, 2), (20, 10), (21, 12), (22, 13), (20, 20), (21, 22)]
+    events = [{**annotation("verify", start, 10, device=0), "tid": stream} for stream, start in spans]
+    events += [{**annotation("verify_draft", 4, 2, device=0), "tid": 20}, all_reduce(0, 5)]
+    device = read(tmp_path, path=str(write_trace(tmp_path / "t.json", events)), step="verify*")[0].devices[0]
+    assert (device.steps, device.step_us) == (3, 32)
+    each = device.per_step
+    assert each is not None
+    assert (each.length_min_us, each.length_max_us) == (12, 13)
+    assert (each.communication_min, each.communication_max) == (0, 5 / 12)
+
+
+def test_what_is_called_within_a_step_is_part_of_it(tmp_path: Path) -> None:
+    events = [annotation("verify", 0, 100), annotation("verify_draft", 0, 40), annotation("verify_tree", 40, 60)]
+    events += [annotation("verify", 100, 100), {**annotation("verify", 50, 100), "tid": 99}, all_reduce(0, 50)]
+    device = read(tmp_path, path=str(write_trace(tmp_path / "t.json", events)), step="verify*")[0].devices[0]
+    assert (device.clock, device.steps, device.step_us) == ("cpu", 3, 200)
+
+
+def test_steps_that_differ_are_told(tmp_path: Path) -> None:
+    events = [annotation(f"ProfilerStep#{n}", 100 * n, 100) for n in range(3)] + [all_reduce(110, 80)]
+    result, findings = read(tmp_path, path=str(write_trace(tmp_path / "t.json", events)))
+    assert "communication 0.0 / 0.0 / 80.0 %; exposed 0.0 / 0.0 / 80.0 %" in " ".join(findings[-1].evidence)
+    assert read(tmp_path, path=str(write_trace(tmp_path / "u.json", [all_reduce(110, 80)])))[0].devices[0].per_step is None
+    assert result.devices[0].steps == 3
 
 
 def test_a_number_that_comes_again_is_another_call(tmp_path: Path) -> None:

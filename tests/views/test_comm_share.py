@@ -33,6 +33,8 @@ def test_verdict_first_then_tables_in_80_columns(tmp_path: Path) -> None:
     head = "gpu8: comm-share: degraded - communication takes 97.0 % of verify on GPU 0, 93.0 % exposed"
     assert " ".join(" ".join(lines[:2]).split()) == head
     assert any(line.split() == ["exposed", "9.3", "ms", "93.0", "%"] for line in lines)
+    place = next(number for number, line in enumerate(lines) if line.startswith("10 single steps"))
+    assert lines[place + 2].split() == ["communication", "97.0", "%", "97.0", "%", "97.0", "%"]
     row = next(line for line in lines if line.startswith("all_reduce (nccl)"))
     assert row.split()[2:] == ["100", "97.0", "%", "93.0", "%", "97", "us", "97", "us", "100.0", "%", "0.0", "%"]
     assert any("32,768" in line for line in lines)

@@ -8,7 +8,8 @@ from array import array
 from fnmatch import fnmatchcase
 
 from probes.lib.comm.kernel_names import communication, element_bytes
-from probes.lib.comm.overlap import Ahead, Events, Scratch, Share, Union, clipped, union
+from probes.lib.comm.overlap import Ahead, Events, Scratch, Share, Union, clipped
+from probes.lib.comm.steps import SharePerStep, Span, Windows, of_spans
 from probes.lib.comm.trace import number
 from probes.lib.legible import legible
 
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
         ranks: int | None
 
     Label = tuple[str, int]
-    Span = tuple[float, float, Label | None]
 else:
     from collections import namedtuple
 
@@ -91,6 +91,7 @@ class Gathered:
         self._labels: set[tuple[int | None, Label, str]] = set()
         self.repeated: set[tuple[int | None, Label]] = set()
         """Labels that occur more than once on one stream of a GPU."""
+        self._texts: dict[str, str] = {}
         self._spans = 0
         self.spans_left_out = 0
         self.names: set[str] = set()
@@ -108,7 +109,7 @@ class Gathered:
         if not isinstance(arguments, dict):
             arguments = {}
         if category == "user_annotation":
-            self._annotation(name, start, start + length, None, None)
+            self._annotation(name, start, start + length, None, event.get("tid"))
             return
         device = arguments.get("device", event.get("pid"))
         if type(device) is not int or not 0 <= device < MAX_DEVICES:
@@ -224,30 +225,14 @@ class Gathered:
         spans = self.cpu_spans if device is None else self.gpu_spans.setdefault(device, [])
         # What is called alike on one stream more than once are several calls: their number tells nothing.
         label = None if counter is None or device is None else (plain[:_NAME], counter)
+        # One text for all spans that have it: there are many.
+        where, plain = (self._texts.setdefault(text, text) for text in (str(stream)[:_NAME], plain[:_NAME]))
         if label is not None:
-            once = device, label, str(stream)[:_NAME]
+            once = device, label, where
             if once in self._labels:
                 self.repeated.add((device, label))
             self._labels.add(once)
-        spans.append((start, end, label))
-
-
-class Windows:
-    """The windows of one GPU.
-
-    Args:
-        kind: profiler-step, annotation, or span: from the first to the last event on the GPU.
-        clock: gpu where the spans are those of the GPU's own work, cpu where they are those of the program.
-        spans: disjoint and in order.
-        count: how many steps.
-    """
-
-    def __init__(self, kind: str, clock: str, spans: list[tuple[float, float]], count: int) -> None:
-        self.kind = kind
-        self.clock = clock
-        self.spans = spans
-        self.count = count
-        self.total = sum(end - start for start, end in spans)
+        spans.append(Span(start, end, label, plain, where))
 
 
 def windows(gathered: Gathered, device: int, step: str | None) -> Windows | None:
@@ -255,37 +240,16 @@ def windows(gathered: Gathered, device: int, step: str | None) -> Windows | None
     kind = "profiler-step" if step is None else "annotation"
     on_gpu = gathered.gpu_spans.get(device)
     if on_gpu:
-        spans = [(start, end, None if (device, label) in gathered.repeated else label) for start, end, label in on_gpu]
-        return _numbered(kind, "gpu", spans, joined=step is None)
+        spans = [span._replace(label=None) if (device, span.label) in gathered.repeated else span for span in on_gpu]
+        return of_spans(kind, "gpu", spans, joined=step is None)
     if gathered.cpu_spans:
-        return _numbered(kind, "cpu", gathered.cpu_spans, joined=False)
+        return of_spans(kind, "cpu", gathered.cpu_spans, joined=False)
     if step is not None:
         return None
     work = gathered.devices[device]
     every = (work.communication, work.compute, work.copies)
     first, last = min(events.first for events in every), max(events.last for events in every)
-    return Windows("span", "gpu", [(first, last)] if last > first else [], 1)
-
-
-def _numbered(kind: str, clock: str, spans: list[Span], *, joined: bool) -> Windows:
-    """Return windows of spans: those with one label are one step's, on several streams."""
-    hulls: dict[object, tuple[float, float]] = {}
-    for place, (start, end, label) in enumerate(spans):
-        key: object = place if label is None else label
-        known = hulls.get(key)
-        hulls[key] = (start, end) if known is None else (min(start, known[0]), max(end, known[1]))
-    ordered = sorted(hulls.values())
-    if joined:
-        # On the GPU a step of the profiler lasts until the next one begins: idling between them is part of it.
-        numbers = {key[1]: hull for key, hull in hulls.items() if isinstance(key, tuple)}
-        loose = [hull for key, hull in hulls.items() if not isinstance(key, tuple)]
-        ordered = sorted(loose + [
-            (start, max(end, numbers[number + 1][0]) if number + 1 in numbers else end) for number, (start, end) in numbers.items()
-        ])  # fmt: skip
-    joined_spans = union(ordered)
-    # Each stream of a GPU has a span of its own for the same call; only a number tells which belong together.
-    unnumbered = clock == "gpu" and any(label is None for _, _, label in spans)
-    return Windows(kind, clock, joined_spans, len(joined_spans) if unnumbered else len(ordered))
+    return Windows("span", "gpu", [(first, last)] if last > first else [])
 
 
 class Calls:
@@ -301,10 +265,10 @@ class Calls:
         """Return the nearest-rank percentile of the lengths."""
         if not self.lengths:
             return None
-        return _ranked(self.lengths, max(0, -int(-share * len(self.lengths) // 1) - 1))
+        return ranked(self.lengths, max(0, -int(-share * len(self.lengths) // 1) - 1))
 
 
-def _ranked(values: array[float], rank: int) -> float:
+def ranked(values: array[float], rank: int) -> float:
     """Return the value that has ``rank`` smaller ones before it; many are not sorted as Python's objects, 40 bytes each."""
     low, high = min(values), max(values)
     while len(values) > _SORTED and low < high:
@@ -329,15 +293,16 @@ class DeviceShares:
     Args:
         work: its events; they are used up.
         kinds: what the keys mean.
-        spans: its windows.
+        within: its windows.
     """
 
-    def __init__(self, work: Work, kinds: Sequence[Kind], spans: Sequence[tuple[float, float]]) -> None:
+    def __init__(self, work: Work, kinds: Sequence[Kind], within: Windows) -> None:
+        spans = within.spans
         self.kernels: dict[str, dict[int, list[float]]] = {}
         """compute, copy, communication: key -> calls, us of parts within the windows."""
         self.calls: dict[int, Calls] = {}
         """Key of a communication kernel -> its calls."""
-        self.all = Share()
+        self.all = SharePerStep(within.steps)
         self.families: dict[str, Share] = {}
         self.names: dict[str, Share] = {}
         """Collective -> its share, whatever library does it."""

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from probes.lib.comm import overlap, trace_shares
 from probes.lib.comm.overlap import Events, Share, Union, clipped, union
+from probes.lib.comm.steps import Windows
 from probes.lib.comm.trace_shares import Calls, DeviceShares, Kind, Work
 
 MOMENTS = 60
@@ -44,11 +45,11 @@ def test_every_measure_is_that_of_a_brute_force_count(  # noqa: PLR0917
         ):
             for start, end in parts:
                 target.add(start, end, key)
-        spans = union(windows)
-        shares = DeviceShares(work, KINDS, spans)
+        steps = Windows("annotation", "cpu", [(float(start), float(end)) for start, end in windows])
+        shares = DeviceShares(work, KINDS, steps)
     finally:
         overlap.RUN = before
-    within = moments(spans)
+    within = moments(windows)
     computing, all_reduce, all_gather = (moments(parts) & within for parts in (gemm, nccl, custom))
     communicating = all_reduce | all_gather
     assert shares.compute_us == len(computing)
@@ -59,7 +60,12 @@ def test_every_measure_is_that_of_a_brute_force_count(  # noqa: PLR0917
     for (family, name), covered in ((("nccl", "all_reduce"), all_reduce), (("custom", "all_gather"), all_gather)):
         share = shares.collectives.get((family, name), Share())
         assert (share.total, share.exposed) == (len(covered), len(covered - computing))
-    begun = [(start, end) for start, end in nccl if any(begin <= start < finish for begin, finish in spans)]
+    # Each step by itself, whatever overlaps or touches it.
+    own = [moments([step]) for step in sorted(windows) if step[1] > step[0]]
+    assert [list(found) for found in shares.all.shares()] == [
+        [len(parts & step) / len(step) for step in own] for parts in (communicating, communicating - computing)
+    ]
+    begun = [(start, end) for start, end in nccl if any(begin <= start < finish for begin, finish in windows)]
     rows = shares.by_name(KINDS)
     assert rows.get(("nccl", "nccl"), (0, 0.0))[0] == len(begun)
     assert rows.get(("nccl", "nccl"), (0, 0.0))[1] == sum(len(moments([part]) & within) for part in nccl)
@@ -125,7 +131,7 @@ def test_memory_does_not_grow_with_the_trace(tmp_path: Path, monkeypatch: pytest
         work = Work(overlap.Scratch(str(tmp_path), 0))
         for place in range(count):
             (work.compute if place % 8 else work.communication).add(2.0 * place, 2.0 * place + 1, 1 if place % 8 == 0 else 0)
-        shares = DeviceShares(work, KINDS, [(0.0, 2.0 * count)])
+        shares = DeviceShares(work, KINDS, Windows("span", "gpu", [(0.0, 2.0 * count)]))
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
         assert (shares.all.total, shares.compute_us, shares.busy_us) == (count / 8, count * 7 / 8, count)
@@ -166,7 +172,7 @@ def test_a_long_wait_beside_many_short_kernels_takes_no_long_time() -> None:
     for place in range(50_000):
         work.communication.add(4 * place, 4 * place + 2, 2)
         work.compute.add(4 * place + 1, 4 * place + 3, 0)
-    shares = DeviceShares(work, KINDS, [(0.0, 200_000.0)])
+    shares = DeviceShares(work, KINDS, Windows("span", "gpu", [(0.0, 200_000.0)]))
     assert (shares.all.total, shares.all.exposed) == (200_000, 100_000)
     assert shares.collectives["custom", "all_gather"].exposed == 50_000
 
