@@ -122,7 +122,8 @@ class Setting:
     value: str
     """Its value; (hidden) where the name sounds like a secret."""
     source: str
-    """inventory, login shell, environment (what entering a venv or conda added), conf file FILE, process."""
+    """inventory; inherited: what started rdiag's agent handed it on (sshd, PAM or a startup file of the login shell; on this machine
+    whoever called rdiag); environment: entering a venv or conda added or changed it; conf file FILE; process; unknown."""
     places: tuple[str, ...]
     """FILE:LINE of startup or conf files that set it."""
     in_force: bool
@@ -325,9 +326,10 @@ def _effective(context: Context) -> tuple[dict[str, str], dict[str, str]]:
 
     own = {name: value for name, value in os.environ.items() if allowed(name)}
     try:
-        login = of_process(os.getppid())
+        # What the agent was started with; who set it before that, sshd, PAM or a shell, leaves no trace.
+        inherited: dict[str, str] | None = of_process(os.getppid())
     except OSError:
-        login = dict(own)
+        inherited = None
     given: dict[str, str] = {}
     try:
         with open(os.path.join(os.path.dirname(context.run_dir), "request.json"), "rb") as file:
@@ -339,11 +341,16 @@ def _effective(context: Context) -> tuple[dict[str, str], dict[str, str]]:
     # The agent hides the GPUs from this probe: that is nobody's setting.
     if values.get("CUDA_VISIBLE_DEVICES") == "":
         values.pop("CUDA_VISIBLE_DEVICES")
-        if "CUDA_VISIBLE_DEVICES" in login:
-            values["CUDA_VISIBLE_DEVICES"] = login["CUDA_VISIBLE_DEVICES"]
+        if inherited is not None and "CUDA_VISIBLE_DEVICES" in inherited:
+            values["CUDA_VISIBLE_DEVICES"] = inherited["CUDA_VISIBLE_DEVICES"]
     values.update(given)
-    for name in values:
-        sources[name] = "inventory" if name in given else ("login shell" if name in login else "environment")
+    for name, value in values.items():
+        if name in given:
+            sources[name] = "inventory"
+        elif inherited is None:
+            sources[name] = "unknown"
+        else:
+            sources[name] = "inherited" if inherited.get(name) == value else "environment"
     return values, sources
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -17,11 +17,13 @@ from .settings import Settings
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from ..baselines import Watch
+    from ..comparison import Comparison
+    from ..fleet import Answer
     from ..host import Host
     from ..outcome import Outcome
     from ..probe import Probe
     from ..session import Session
+    from .redact import StandIns
 
 ParamsBuilder = Callable[["Probe[Any, Any]"], Any]
 ForHost = Callable[[Any, "Host"], Any]
@@ -81,8 +83,9 @@ def execute(
     view: View | None = None,
     then: Then | None = None,
     for_host: ForHost | None = None,
-    watched: Sequence[Watch] | None = None,
+    watched: Comparison | None = None,
     like: str | None = None,
+    redact: bool = False,
 ) -> int:
     """Run ``probe`` on the hosts of ``settings``, print what came of it, and return the exit code.
 
@@ -93,16 +96,23 @@ def execute(
         view: renders the Outcome for people; the generic table by default.
         then: is called with every Outcome that has an answer.
         for_host: gets the ``Params`` and a host, and returns what that host is sent.
-        watched: what is compared with the host's baseline, for commands that have ``--save-baseline``.
+        watched: what is compared with the host's baseline, and when, for commands that have ``--save-baseline``.
         like: compare with the baseline of this host instead.
+        redact: whether hosts get other names on stdout.
     """
     from ..inventory import load
 
     hosts = load(settings.inventory).expand(settings.hosts or ("local",))
-    task = _Task(settings, probe, build, view, then, for_host, watched, like)
+    task = _Task(settings, probe, build, view, then, for_host, watched, like, _stand_ins(hosts) if redact else None)
     if settings.dry_run:
         return _dry_run(task, hosts)
     return _run_on_one(task, hosts[0]) if len(hosts) == 1 else _run_on_several(task, hosts)
+
+
+def _stand_ins(hosts: Sequence[Host]) -> StandIns:
+    from .redact import StandIns
+
+    return StandIns(hosts)
 
 
 @dataclass(frozen=True)
@@ -115,8 +125,9 @@ class _Task:
     view: View | None
     then: Then | None
     for_host: ForHost | None
-    watched: Sequence[Watch] | None
+    watched: Comparison | None
     like: str | None = None
+    stand_ins: StandIns | None = None
 
     def load(self) -> Probe[Any, Any]:
         """Return the probe; a note says when it stands in the place of another."""
@@ -136,17 +147,36 @@ class _Task:
     def run(self, session: Session, probe: Probe[Any, Any], params: Any) -> Outcome[Any]:
         """Run the probe on one host, and hold the answer against the host's baseline."""
         settings = self.settings
-        outcome = session.run(
-            probe, self.params(params, session.host), timeout=settings.timeout, keep=settings.keep, force=settings.force
-        )
+        asked = self.params(params, session.host)
+        if self.watched is not None and (settings.save_baseline or self.like is not None):
+            from ..baselines import check_like, check_writable
+
+            if settings.save_baseline:
+                check_writable(session.host.name, probe.name)
+            elif self.like is not None:
+                check_like(self.like, probe.name)
+        outcome = session.run(probe, asked, timeout=settings.timeout, keep=settings.keep, force=settings.force)
         if self.watched is None:
             return outcome
         from ..baselines import apply
 
-        return apply(outcome, self.watched, save_now=settings.save_baseline, like=self.like)
+        return apply(outcome, self.watched, asked=vars(asked), save_now=settings.save_baseline, like=self.like)
+
+    def shown(self, outcome: Outcome[Any]) -> Outcome[Any]:
+        """Return the outcome as it may be shown."""
+        return outcome if self.stand_ins is None else self.stand_ins.outcome(outcome)
+
+    def entry(self, host: Host, answer: Answer) -> dict[str, Any]:
+        """Return one entry of the list of hosts that ``--json`` prints."""
+        from ..fleet import as_dict
+
+        if self.stand_ins is None or not isinstance(answer, Exception):
+            return as_dict(host, answer)
+        return self.stand_ins.entry(as_dict(host, self.stand_ins.error(answer)))
 
 
 def _run_on_one(task: _Task, host: Host) -> int:
+    from ..errors import RdiagError
     from ..session import Session
     from .output import Reporter, print_json, print_outcome
 
@@ -160,7 +190,12 @@ def _run_on_one(task: _Task, host: Host) -> int:
             params = task.build(loaded)
             if not settings.json:
                 from ..views import outcome as _  # noqa: F401 - rich loads while the network is waited for
-            outcome = task.run(session, loaded, params)
+            outcome = task.shown(task.run(session, loaded, params))
+        except RdiagError as error:
+            if task.stand_ins is not None and settings.json:
+                # The error takes the place of the answer on stdout.
+                raise task.stand_ins.error(error) from error
+            raise
         finally:
             session.close()
     if task.then is not None and outcome.answer is not None:
@@ -191,7 +226,8 @@ def _run_on_several(task: _Task, hosts: list[Host]) -> int:
         for host, answer in fleet.run_on_all(hosts, run):
             answers[host.name] = answer
             reporter.arrived(host.name)
-    ordered = [(host, answers[host.name]) for host in hosts]
+    told = {name: answer if isinstance(answer, Exception) else task.shown(answer) for name, answer in answers.items()}
+    ordered = [(host, told[host.name]) for host in hosts]
     for _, answer in ordered:
         if task.then is not None and not isinstance(answer, Exception) and answer.answer is not None:
             task.then(answer, alone=False)
@@ -200,7 +236,7 @@ def _run_on_several(task: _Task, hosts: list[Host]) -> int:
             {
                 "schema_version": SCHEMA_VERSION,
                 "probe": loaded.name,
-                "hosts": [fleet.as_dict(host, answer) for host, answer in ordered],
+                "hosts": [task.entry(host, answer) for host, answer in ordered],
             }
         )
     else:

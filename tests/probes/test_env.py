@@ -80,8 +80,8 @@ def test_a_healthy_host_has_nothing_to_report() -> None:
         ({"nccl_runs": None}, "unknown", "nccl"),
         ({"variables": {"NCCL_P2P_DISABLE": ("1", "inventory")}}, "degraded", "setting-slows"),
         ({"variables": {"NCCL_NVLS_ENABLE": ("0", "conf file /etc/nccl.conf")}}, "degraded", "setting-slows"),
-        ({"variables": {"NCCL_P2P_LEVEL": ("4", "login shell")}}, "degraded", "p2p-level-number"),
-        ({"variables": {"NCCL_P2P_LEVEL": ("NODE", "login shell")}}, "degraded", "p2p-level-unknown"),
+        ({"variables": {"NCCL_P2P_LEVEL": ("4", "inherited")}}, "degraded", "p2p-level-number"),
+        ({"variables": {"NCCL_P2P_LEVEL": ("NODE", "inherited")}}, "degraded", "p2p-level-unknown"),
         ({"variables": {"NCCL_PROTO": ("LL128", "x")}}, "degraded", "protocol-forced"),
         ({"variables": {"NCCL_ALGO": ("Ring", "x")}}, "degraded", "algorithm-forced"),
         ({"variables": {"LD_PRELOAD": ("/opt/libnccl.so.2", "x")}}, "degraded", "nccl-preloaded"),
@@ -119,9 +119,9 @@ def test_what_is_no_trap_is_not_reported(facts: dict[str, Any], code: str) -> No
 
 
 def test_numbers_of_levels_are_explained() -> None:
-    (found,) = [finding for finding in judged(variables={"NCCL_P2P_LEVEL": ("3", "login shell (~/.profile:2)")}) if finding.value == "3"]
+    (found,) = [finding for finding in judged(variables={"NCCL_P2P_LEVEL": ("3", "inherited (~/.profile:2)")}) if finding.value == "3"]
     assert "takes it as PHB" in found.message
-    assert found.evidence[0] == "set by: login shell (~/.profile:2)"
+    assert found.evidence[0] == "set by: inherited (~/.profile:2)"
 
 
 def test_settings_and_who_makes_them(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -384,3 +384,18 @@ def test_redaction_leaves_versions_and_loopback() -> None:
 def test_params() -> None:
     with pytest.raises(ValueError, match="pid"):
         env.Params(pid=0)
+
+
+def test_what_the_environment_changes_is_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LD_LIBRARY_PATH", "/opt/conda/lib:/usr/lib/x")
+    monkeypatch.setenv("NCCL_ALGO", "Ring")
+    context = RecordingContext(tmp_path / "run")
+    monkeypatch.setattr(variables, "of_process", lambda _: {"LD_LIBRARY_PATH": "/usr/lib/x", "NCCL_ALGO": "Ring"})
+    _, sources = env._effective(context)
+    assert (sources["LD_LIBRARY_PATH"], sources["NCCL_ALGO"]) == ("environment", "inherited")
+
+    def hidden(_: int) -> dict[str, str]:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(variables, "of_process", hidden)
+    assert env._effective(context)[1]["NCCL_ALGO"] == "unknown"

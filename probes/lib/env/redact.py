@@ -40,15 +40,16 @@ class Redactor:
         if home not in {"/", "~", ""}:
             self._words.append((re.compile(re.escape(home.rstrip("/")) + r"(?=/|:|$|\s)"), "~"))
         hosts = {socket.gethostname(), socket.gethostname().partition(".")[0], os.uname().nodename}
-        self._add(hosts | set(names), "(host)")
+        self.add(hosts | set(names), "(host)")
         try:
             users = {getpass.getuser()}
         except (OSError, KeyError):
             users = set()
         # Everybody's name, and part of many paths.
-        self._add(users - {"root"}, "(user)")
+        self.add(users - {"root"}, "(user)")
 
-    def _add(self, words: set[str], instead: str) -> None:
+    def add(self, words: set[str], instead: str) -> None:
+        """Hide further ``words``, whole ones in any case, behind ``instead``."""
         for word in sorted(words, key=len, reverse=True):
             if len(word) > 1 and word != "localhost":
                 # Part of a longer name too, gpu8-ib0 or gpu8_data; a letter or digit beside it makes it another word.
@@ -65,7 +66,7 @@ class Redactor:
         for name in PEERS & variables.keys():
             host = re.sub(r":\d+\Z", "", variables[name].strip())
             if re.fullmatch(r"[A-Za-z0-9_.-]*[A-Za-z][A-Za-z0-9_.-]*", host):
-                self._add({host, host.partition(".")[0]}, "(host)")
+                self.add({host, host.partition(".")[0]}, "(host)")
 
     def value(self, value: T) -> T:
         """Return ``value`` (dataclasses, tuples, dicts, scalars) with every text in it redacted."""
