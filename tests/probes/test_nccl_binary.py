@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import time
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,8 @@ import pytest
 from probes import collectives_cpu, nccl
 from remote_diag.testing import Leave, RecordingContext
 
-from ..support import stand_in_perf
+from ..support import nccl_output, stand_in_perf
+from ..support.nccl_output import Run
 from ..support.nccl_parsing import Parsed
 
 
@@ -76,6 +78,67 @@ def test_its_arguments(tmp_path: Path) -> None:
     ]  # fmt: skip
     run(tmp_path, path, arguments=("-b", "8; touch x", "$(id)"))
     assert ast.literal_eval(said.read_text()) == ["-b", "8; touch x", "$(id)"]
+
+
+@pytest.mark.parametrize("version", [1, 2, 3])
+def test_one_that_writes_json_is_asked_for_it(tmp_path: Path, version: int) -> None:
+    measured = Run(single_calls=True)
+    # A build without MPI lists its first device only.
+    document = nccl_output.document(measured, version, ["NCCL_ALGO=Ring", "TOKEN=hunter2"])
+    document["config"]["devices"] = document["config"]["devices"][:1]
+    parsed = run(tmp_path, stand_in_perf.write(tmp_path, "noisy", run=measured, written=json.dumps(document)))
+    result = parsed.result
+    assert (result.correctness, result.complete, len(result.rows), len(result.devices)) == ("ok", True, 6, 8)
+    assert parsed.status == "ok"
+    assert result.rows[0].time_us == pytest.approx(measured.time_us(32 << 10, in_place=False), abs=1e-6)
+    assert (result.rows[0].latency is not None) == (version > 1)
+    assert any("numbers are those of the JSON" in note for note in result.notes)
+    assert result.settings["NCCL_ALGO"] == "Ring"
+    assert "hunter2" not in repr(parsed)
+    # Its environment stands in the file: that is gone.
+    assert [path.name for path in tmp_path.rglob("*.json")] == []
+
+
+def test_json_that_says_something_else(tmp_path: Path) -> None:
+    document = nccl_output.document(Run(), 3, [])
+    document["results"][2]["out_of_place"]["bus_bw"] *= 2
+    parsed = run(tmp_path, stand_in_perf.write(tmp_path, "ok", written=json.dumps(document)))
+    assert (parsed.status, parsed.codes["json-differs"], parsed.finding("json-differs").value) == ("unknown", "unknown", 1)
+    # What is shown is the table, with its digits.
+    assert (parsed.result.rows[-1].time_us, parsed.result.correctness) == (23277.0, "ok")
+    document["results"][1]["in_place"]["nwrong"] = 4.0
+    parsed = run(tmp_path, stand_in_perf.write(tmp_path, "ok", written=json.dumps(document)))
+    assert (parsed.status, parsed.result.correctness, parsed.finding("json-differs").value) == ("fail", "wrong", 2)
+    assert any("4 written" in line for line in parsed.finding("json-differs").evidence)
+    del document["results"][2]
+    parsed = run(tmp_path, stand_in_perf.write(tmp_path, "ok", written=json.dumps(document)))
+    assert sum("only printed" in line for line in parsed.finding("json-differs").evidence) == 2
+
+
+@pytest.mark.parametrize("kind", ["ok", "dead", "silent"])
+@pytest.mark.parametrize("written", ["", "{", "nonsense", "[]", '{"version": 3}', "\0" * 99])
+def test_json_that_is_none_costs_nothing(tmp_path: Path, kind: str, written: str) -> None:
+    plain = run(tmp_path, stand_in_perf.write(tmp_path, kind))
+    parsed = run(tmp_path, stand_in_perf.write(tmp_path, kind, written=written))
+    assert (parsed.codes, parsed.result.rows) == (plain.codes, plain.result.rows)
+
+
+def test_json_that_got_further_than_what_was_printed(tmp_path: Path) -> None:
+    whole = nccl_output.json_text(Run())
+    path = stand_in_perf.write(tmp_path, "dead", written=whole[: whole.rindex("experiment_name")])
+    parsed = run(tmp_path, path)
+    assert (len(parsed.result.rows), parsed.result.complete, parsed.codes["program-killed"]) == (4, False, "fail")
+    path = stand_in_perf.write(tmp_path, "silent", written=whole)
+    parsed = run(tmp_path, path)
+    assert (len(parsed.result.rows), parsed.codes["program-failed"]) == (6, "fail")
+
+
+def test_json_of_ones_own_is_left_to_its_place(tmp_path: Path) -> None:
+    path = stand_in_perf.write(tmp_path, "ok", written=nccl_output.json_text(Run()))
+    mine = tmp_path / "mine.json"
+    parsed = run(tmp_path, path, arguments=("-g", "8", "-J", str(mine)))
+    assert mine.exists()
+    assert not any("numbers are those of the JSON" in note for note in parsed.result.notes)
 
 
 @pytest.mark.parametrize("binary", ["/nowhere/all_reduce_perf", "/bin/sh", "rm", "all_reduce_perf", "/tmp", "/etc/passwd_perf"])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+import stat
+import tempfile
 
 from ..gpu import run_smi
 from . import bandwidth, nccl_report
@@ -20,6 +22,9 @@ NAME = re.compile(r"[a-z_]+_perf(?:_mpi)?")
 RESERVE_S = 5.0
 """Seconds before the deadline at which the program is ended, so that its rows still get told."""
 MAX_OUTPUT = 32 << 20
+HELP_S = 10.0
+"""Seconds in which a program has to tell its options: it prints them before it touches a GPU."""
+MAX_HELP = 1 << 20
 TYPES = {
     "bf16": "bfloat16", "fp16": "half", "fp32": "float", "fp64": "double", "int32": "int32", "int64": "int64", "uint8": "uint8",
 }  # fmt: skip
@@ -58,11 +63,12 @@ def measure(context: Context, program: str, words: Sequence[str], given: Given) 
         The fields of the result, and findings as arguments of `context.finding`.
     """
     path = _found(context, program)
-    seconds = max(1.0, context.remaining() - RESERVE_S)
     context.progress(0, label=f"running {os.path.basename(path)}")
-    said = run_smi.ask([path, *words], seconds, limit=MAX_OUTPUT)
+    report = _json_path(context, path, words)
+    seconds = max(1.0, context.remaining() - RESERVE_S)
+    said = run_smi.ask([path, *words, *(() if report is None else ("-J", report))], seconds, limit=MAX_OUTPUT)
     text = said.out + ("\n" if said.out and not said.out.endswith("\n") else "") + said.err
-    fields, findings = _read(text, path, given)
+    fields, findings = _read(text, path, given, None if report is None else _taken(report))
     ended = _ended(said)
     if ended is not None:
         kind, level, code, words_ = ended
@@ -100,10 +106,35 @@ def _found(context: Context, program: str) -> str:
     return os.path.abspath(found)
 
 
-def _read(text: str, path: str, given: Given) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def _json_path(context: Context, path: str, words: Sequence[str]) -> str | None:
+    """Return where the program can write JSON beside its table; None where it cannot, or was asked to by the user."""
+    if any(word.startswith(("-J", "--output_file")) for word in words):
+        return None
+    said = run_smi.ask([path, "-h"], min(HELP_S, max(1.0, context.remaining() - RESERVE_S)), limit=MAX_HELP)
+    if re.search(r"(?<!\w)-J\b", said.out + said.err) is None:
+        return None
+    # It never overwrites a file, and goes by this ending.
+    return os.path.join(tempfile.mkdtemp(prefix="nccl-tests-", dir=context.run_dir), "report.json")
+
+
+def _taken(report: str) -> bytes | None:
+    """Return what the program wrote, and remove it: the environment stands in it, secrets included."""
+    try:
+        descriptor = os.open(report, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with os.fdopen(descriptor, "rb") as stream:
+            plain = stat.S_ISREG(os.fstat(descriptor).st_mode)
+            data = stream.read(MAX_OUTPUT + 1) if plain else b""
+        os.unlink(report)
+        os.rmdir(os.path.dirname(report))
+    except OSError:
+        return None
+    return data if 0 < len(data) <= MAX_OUTPUT else None
+
+
+def _read(text: str, path: str, given: Given, written: bytes | None) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     given.name = os.path.basename(path)
     try:
-        return nccl_report.parse(text.encode("utf-8"), given)
+        return nccl_report.parse(text.encode("utf-8"), given, written)
     except ValueError:
         # It printed nothing that is known; that is a result, too.
         return nccl_report.nothing(given)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import codecs
 import re
 
-from . import bandwidth, nccl_check, nccl_debug, nccl_json, nccl_text, tables, verdict
+from . import bandwidth, nccl_beside, nccl_check, nccl_debug, nccl_json, nccl_text, tables, verdict
 from .nccl_log import Log
 
 TYPE_CHECKING = False
@@ -58,8 +58,13 @@ class Given:
         self.own = own
 
 
-def parse(data: bytes, given: Given) -> tuple[dict[str, Any], Findings]:
+def parse(data: bytes, given: Given, written: bytes | None = None) -> tuple[dict[str, Any], Findings]:
     """Read text or JSON of nccl-tests, or a log of NCCL.
+
+    Args:
+        data: What was printed, or a file.
+        given: What is known apart from it.
+        written: JSON of the run that printed ``data``.
 
     Returns:
         The fields of the result, and findings as arguments of `context.finding`.
@@ -68,15 +73,19 @@ def parse(data: bytes, given: Given) -> tuple[dict[str, Any], Findings]:
         ValueError: It is neither; says what it is where that is known.
     """
     text = _decoded(data)
+    more: Findings = []
     if nccl_json.looks_like(text):
         log, said = nccl_json.read(text), nccl_debug.Said()
     else:
         log, said = nccl_text.read(text), nccl_debug.read(text.splitlines())
+        if written is not None:
+            log, more = nccl_beside.join(log, _decoded(written))
         if not (log.tables or log.stray or log.failures or log.command or said.recognised):
             raise ValueError("nothing in it was printed by nccl-tests or by NCCL")
     readings = [nccl_check.understand(log, table, given.collective) for table in log.tables]
     readings = [_by_file_name(reading, log, given) for reading in readings]
-    return report(log, said, readings, given)
+    fields, findings = report(log, said, readings, given)
+    return fields, findings + more
 
 
 def _decoded(data: bytes) -> str:
