@@ -1,72 +1,41 @@
 """What a host said when it was well, kept on this machine, and how it differs from that now.
 
 ``--save-baseline`` writes ``<user data folder>/baselines/<host>/<probe>.json``; every later run of that probe on that
-host is held against it. What is compared, and how far it may move, a command says with :class:`Watch`::
-
-    WATCHED = (Watch("gpus[uuid]", level="fail"), Watch("gpus[uuid].power_limit_w", tolerance=0.01, worse="lower"))
+host is held against it. Where a result holds for conditions only (so many ranks, this type), each set of conditions has
+a file of its own beside it, ``<probe>@all_reduce,8-ranks,1a2b3c4d.json``. What is compared, and under which conditions,
+a command says with :class:`remote_diag.comparison.Comparison`.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import os
 import re
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any
 from urllib.parse import quote
 
 from . import paths
+from .comparison import Comparison, Plain, differences, findings
 from .errors import ConfigError, LocalIOError
 from .files import read_file
-from .findings import Finding, Level, status
+from .findings import Finding, status
 from .outcome import Outcome
 from .strict_json import loads
 
 SCHEMA_VERSION = 1
 MAX_BYTES = 64 * 1024 * 1024
-Plain: TypeAlias = bool | int | float | str | None
-_STEP = re.compile(r"(?P<name>[a-z0-9_]+)(?:\[(?P<by>[a-z0-9_,]+)\])?\Z")
-_MAX_FINDINGS = 200
-
-
-@dataclass(frozen=True)
-class Watch:
-    """One value, or one kind of thing, that is compared."""
-
-    path: str
-    """Names joined by dots; ``gpus[uuid]`` goes through a list whose items are recognised by their ``uuid``, and
-    ``rows[size_bytes,in_place]`` by two fields. A path that ends with a list watches which items are there."""
-    level: Level = "degraded"
-    """What a change is worth; ``ok`` for one that is worth knowing and no fault."""
-    tolerance: float = 0.0
-    """Relative change of a number that means nothing."""
-    worse: Literal["any", "lower", "higher"] = "any"
-    """Which direction is a change for the worse; the other one is only told, as ``ok``."""
-    unit: str | None = None
-    action: str | None = None
-
-
-@dataclass(frozen=True)
-class Difference:
-    """One value that is not what it was."""
-
-    key: str
-    """``gpus[GPU-12ab].power_limit_w``."""
-    old: Plain
-    """None where there was no value; for a thing that is new or gone, whether it was there."""
-    new: Plain
-    change: float | None
-    """Relative to the old value, for numbers."""
-    watch: Watch
-
-    def as_dict(self) -> dict[str, Plain]:
-        """Return the object that ``--json`` prints."""
-        return {"key": self.key, "old": self.old, "new": self.new, "change": self.change}
+_MAX_FILES = 100
+"""Files of one probe on one host that are looked through for conditions."""
+_MAX_NAME = 80
+_MAX_TOLD = 3
+_HINT = "save it anew with --save-baseline, or delete it"
 
 
 @dataclass(frozen=True)
@@ -78,11 +47,23 @@ class Baseline:
     saved_at: str
     """ISO 8601, UTC."""
     result: Mapping[str, Any]
+    conditions: Mapping[str, Plain] | None = None
+    """What it holds for; None where the file is older than conditions: then the result tells."""
+    by_host: tuple[str, ...] = ()
+    """Conditions that nobody had asked for: the host decided."""
+    path: Path = Path()
 
 
-def path_of(host: str, probe: str) -> Path:
-    """Return where the baseline of a probe on a host is kept."""
-    return paths.baselines() / _as_name(host) / f"{_as_name(probe)}.json"
+def path_of(host: str, probe: str, conditions: Mapping[str, Plain] | None = None) -> Path:
+    """Return where the baseline of a probe on a host is kept that holds for ``conditions``."""
+    name = _as_name(probe)
+    if conditions:
+        text = json.dumps(dict(conditions), sort_keys=True, ensure_ascii=True)
+        words = ",".join(value if isinstance(value, str) else f"{value}-{key}" for key, value in conditions.items())
+        # "@" is in no name: it is written as %40 there. What tells conditions apart is the digest.
+        readable = re.sub(r"[^A-Za-z0-9,_-]+", "-", words)[:_MAX_NAME].strip("-,")
+        name += f"@{readable},{hashlib.sha256(text.encode('ascii')).hexdigest()[:8]}"
+    return paths.baselines() / _as_name(host) / f"{name}.json"
 
 
 def _as_name(text: str) -> str:
@@ -90,18 +71,22 @@ def _as_name(text: str) -> str:
     return quote(text, safe="") if text.strip(".") else text.replace(".", "%2E")
 
 
-def save(host: str, probe: str, result: Mapping[str, Any]) -> Path:
-    """Store ``result`` as what is normal for ``probe`` on ``host``; replaces an older one as a whole.
+def save(
+    host: str, probe: str, result: Mapping[str, Any], conditions: Mapping[str, Plain] | None = None, by_host: tuple[str, ...] = ()
+) -> Path:
+    """Store ``result`` as what is normal for ``probe`` on ``host``; replaces an older one of the same conditions as a whole.
 
     Raises:
         LocalIOError: it cannot be written.
     """
-    target = path_of(host, probe)
+    target = path_of(host, probe, conditions)
     content = {
         "schema_version": SCHEMA_VERSION,
         "host": host,
         "probe": probe,
         "saved_at": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "conditions": dict(conditions or {}),
+        "by_host": list(by_host),
         "result": result,
     }
     data = json.dumps(content, indent=1, ensure_ascii=True, allow_nan=False).encode("ascii") + b"\n"
@@ -118,119 +103,108 @@ def save(host: str, probe: str, result: Mapping[str, Any]) -> Path:
             Path(temporary).unlink(missing_ok=True)
             raise
     except OSError as error:
-        raise LocalIOError(f"the baseline cannot be written to {target}: {error.strerror}", host=host) from error
+        raise LocalIOError(f"the baseline cannot be written to {target}: {error.strerror}", host=host, hint="see that the folder can be written") from error
     return target
 
 
-def load(host: str, probe: str) -> Baseline | None:
-    """Return the stored baseline; None when there is none.
+def check_writable(host: str, probe: str) -> None:
+    """See that a baseline could be stored, before anything is measured for it.
 
     Raises:
-        ConfigError: the file is damaged, or of another version.
+        LocalIOError: it could not.
     """
-    path = path_of(host, probe)
-    if not path.exists():
+    folder = path_of(host, probe).parent
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        descriptor, temporary = tempfile.mkstemp(dir=folder, prefix=".new-")
+        os.close(descriptor)
+        Path(temporary).unlink(missing_ok=True)
+    except OSError as error:
+        hint = "see that the folder can be written, or leave --save-baseline away"
+        raise LocalIOError(f"no baseline can be written to {folder}: {error.strerror}", host=host, hint=hint) from error
+
+
+def load(host: str, probe: str, conditions: Mapping[str, Plain] | None = None) -> Baseline | None:
+    """Return the stored baseline in the file of these conditions; None when there is none.
+
+    Raises:
+        ConfigError: the file is damaged, of another version, or of another host or probe.
+    """
+    path = path_of(host, probe, conditions)
+    try:
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
         return None
-    hint = "save it anew with --save-baseline, or delete it"
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: cannot be read: {error}", hint="check the path and its permissions") from None
+    return _read(path, host, probe)
+
+
+def _read(path: Path, host: str, probe: str) -> Baseline:
     try:
         content = loads(read_file(path, limit=MAX_BYTES))
     except ValueError as error:
-        raise ConfigError(f"{path}: is no baseline: {error}", hint=hint) from error
+        raise ConfigError(f"{path}: is no baseline: {error}", hint=_HINT) from error
     if not isinstance(content, dict) or content.get("schema_version") != SCHEMA_VERSION:
-        raise ConfigError(f"{path}: is no baseline of this version of rdiag", hint=hint)
-    saved_at, result = content.get("saved_at"), content.get("result")
+        raise ConfigError(f"{path}: is no baseline of this version of rdiag", hint=_HINT)
+    saved_at, result, conditions = content.get("saved_at"), content.get("result"), content.get("conditions")
     if content.get("probe") != probe or not isinstance(saved_at, str) or not isinstance(result, dict):
-        raise ConfigError(f"{path}: is no baseline of {probe}", hint=hint)
-    return Baseline(host, probe, saved_at, result)
+        raise ConfigError(f"{path}: is no baseline of {probe}", hint=_HINT)
+    if content.get("host") != host:
+        raise ConfigError(f"{path}: is the baseline of the host {content.get('host')!r}, not of {host}", hint=_HINT)
+    if not (conditions is None or isinstance(conditions, dict)) or any(isinstance(value, (dict, list)) for value in (conditions or {}).values()):
+        raise ConfigError(f"{path}: is no baseline: the conditions make no sense", hint=_HINT)
+    by_host = content.get("by_host")
+    return Baseline(host, probe, saved_at, result, conditions, tuple(by_host) if isinstance(by_host, list) else (), path)
 
 
-def differences(old: Mapping[str, Any], new: Mapping[str, Any], watched: Sequence[Watch]) -> tuple[Difference, ...]:
-    """Return what differs between two results, as far as it is watched.
-
-    Items of lists are matched by what identifies them, never by their place; an item that is new or gone is one
-    difference of its list, and its values are not compared. A list whose items cannot be told apart is skipped.
-    """
-    found: list[Difference] = []
-    for watch in watched:
-        before, after = dict(_reach(old, watch.path)), dict(_reach(new, watch.path))
-        whole_items = watch.path.endswith("]")
-        for key in [*before, *(key for key in after if key not in before)]:
-            if whole_items:
-                if (key in before) != (key in after):
-                    found.append(Difference(key, key in before, key in after, None, watch))
-            elif key in before and key in after:
-                difference = _compare(key, before[key], after[key], watch)
-                if difference is not None:
-                    found.append(difference)
-    return tuple(found)
-
-
-def _reach(value: Any, path: str, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield (key, value) of everything that ``path`` leads to."""
-    step, _, rest = path.partition(".")
-    match = _STEP.match(step)
-    if match is None:
-        raise ValueError(f"not a path of a watch: {path!r}")
-    if not isinstance(value, Mapping) or match["name"] not in value:
+def _others(host: str, probe: str) -> Iterator[Baseline]:
+    """Yield the stored baselines of a probe on a host, whatever they hold for; those that cannot be read are left out."""
+    alone = path_of(host, probe)
+    beginning = f"{alone.stem}@"
+    try:
+        names = sorted(name for name in os.listdir(alone.parent) if name == alone.name or (name.startswith(beginning) and name.endswith(".json")))  # noqa: PTH208 - names suffice
+    except OSError:
         return
-    below, name = value[match["name"]], prefix + match["name"]
-    if match["by"] is None:
-        yield from _reach(below, rest, name + ".") if rest else [(name, below)]
-        return
-    items: dict[str, Any] = {}
-    for item in below if isinstance(below, Sequence) and not isinstance(below, str) else ():
-        identity = [item.get(part) if isinstance(item, Mapping) else None for part in match["by"].split(",")]
-        key = "/".join(str(part) for part in identity)
-        if None in identity or key in items:
-            return
-        items[key] = item
-    for key, item in items.items():
-        label = f"{name}[{key}]"
-        yield from _reach(item, rest, label + ".") if rest else [(label, item)]
+    for name in names[:_MAX_FILES]:
+        try:
+            yield _read(alone.parent / name, host, probe)
+        except ConfigError:
+            continue
 
 
-def _compare(key: str, old: Any, new: Any, watch: Watch) -> Difference | None:
-    old, new = (value if isinstance(value, (bool, int, float, str, type(None))) else json.dumps(value) for value in (old, new))
-    if old == new:
-        return None
-    change = None
-    if all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in (old, new)):
-        change = (new - old) / abs(old) if old else None
-        if change is not None and abs(change) <= watch.tolerance:
-            return None
-    return Difference(key, old, new, change, watch)
+@dataclass(frozen=True)
+class _Held:
+    """What a result is held against."""
+
+    conditions: dict[str, Plain]
+    by_host: tuple[str, ...]
+    baseline: Baseline | None = None
+    others: tuple[tuple[Baseline, dict[str, Plain]], ...] = ()
+    """Those that hold for something else."""
 
 
-def finding(difference: Difference, baseline: Baseline) -> Finding:
-    """Return a difference as a finding."""
-    watch, key = difference.watch, difference.key
-    level: Level = watch.level
-    if watch.path.endswith("]"):
-        message = f"{key} is {'gone' if difference.old else 'new'} since the baseline"
-        level = level if difference.old or watch.worse == "any" else "ok"
-    elif difference.new is None:
-        message, level = f"{key} can no longer be told; it was {difference.old}", "unknown"
-    elif difference.old is None:
-        message, level = f"{key} can be told now: {difference.new}", "ok"
-    else:
-        percent = "" if difference.change is None else f" ({difference.change:+.1%})"
-        message = f"{key} was {difference.old} and is {difference.new}{percent}"
-        if watch.worse != "any" and difference.change is not None and (difference.change < 0) != (watch.worse == "lower"):
-            level = "ok"
-    return Finding(
-        level,
-        "changed-since-baseline",
-        message,
-        subject=key,
-        value=difference.new,
-        unit=watch.unit,
-        threshold=difference.old,
-        threshold_source=f"baseline of {baseline.host}, saved {baseline.saved_at}",
-        action=watch.action or "find out what changed; if it is meant, save a new baseline with --save-baseline",
-    )
+def _find(host: str, probe: str, comparison: Comparison, conditions: dict[str, Plain], by_host: tuple[str, ...]) -> _Held:
+    baseline = load(host, probe, conditions)
+    if baseline is not None and (not comparison.conditions or _conditions_of(baseline, comparison) == conditions):
+        return _Held(conditions, by_host, baseline)
+    if not comparison.conditions:
+        return _Held(conditions, by_host)
+    others = tuple((other, _conditions_of(other, comparison)) for other in _others(host, probe))
+    fitting = next((other for other, its in others if its == conditions), None)
+    return _Held(conditions, by_host, fitting, others)
 
 
-def _unfit(result: Mapping[str, Any]) -> str | None:
+def _conditions_of(baseline: Baseline, comparison: Comparison) -> dict[str, Plain]:
+    """Return what a baseline holds for; where its file does not say, its result does."""
+    told = comparison.conditions_of(baseline.result, {})
+    if baseline.conditions is None:
+        return told
+    known = {condition.name for condition in comparison.conditions}
+    return {name: value for name, value in baseline.conditions.items() if name in known and value is not None}
+
+
+def _unfit(outcome: Outcome[Any], result: Mapping[str, Any], comparison: Comparison) -> str | None:
     """Say why a result is not what is normal, where it says so itself; None where nothing speaks against it."""
     if result.get("complete") is False:
         return "the run is not complete"
@@ -238,7 +212,22 @@ def _unfit(result: Mapping[str, Any]) -> str | None:
         return "data arrived wrong"
     gpus = result.get("gpus")
     failed = [gpu for gpu in gpus if isinstance(gpu, dict) and gpu.get("status") == "fail"] if isinstance(gpus, list) else []
-    return f"{len(failed)} of {len(gpus or [])} GPUs have failed" if failed else None
+    if failed:
+        return f"{len(failed)} of {len(gpus or [])} GPUs have failed"
+    why = comparison.unlisted(result, _codes(outcome))
+    if why is not None:
+        return why
+    first = next((finding for finding in outcome.findings if finding.level == "fail"), None)
+    return None if first is None else f"something has failed: {first.subject + ': ' if first.subject else ''}{first.message}"
+
+
+def _codes(outcome: Outcome[Any]) -> frozenset[str]:
+    return frozenset(finding.code for finding in outcome.findings)
+
+
+def _with(outcome: Outcome[Any], more: list[Finding]) -> Outcome[Any]:
+    told = (*outcome.findings, *more)
+    return dataclasses.replace(outcome, findings=told, status=status(told))
 
 
 def _not_saved(why: str) -> Finding:
@@ -246,42 +235,109 @@ def _not_saved(why: str) -> Finding:
     return Finding("unknown", "baseline-not-saved", message, action="run it again with --save-baseline when that is mended")
 
 
+def check_like(like: str, probe: str) -> None:
+    """See that there is a baseline of another host to compare with, before anything is contacted.
+
+    Raises:
+        ConfigError: there is none, or it is damaged.
+    """
+    if load(like, probe) is None and next(_others(like, probe), None) is None:
+        raise ConfigError(f"there is no baseline of {like} for {probe}", hint=f"rdiag {probe} --host {like} --save-baseline")
+
+
 def apply(
-    outcome: Outcome[Any], watched: Sequence[Watch], *, save_now: bool = False, like: str | None = None
+    outcome: Outcome[Any],
+    comparison: Comparison,
+    *,
+    asked: Mapping[str, Any] | None = None,
+    save_now: bool = False,
+    like: str | None = None,
 ) -> Outcome[Any]:
     """Hold an outcome against the host's baseline and return it with what that adds to its findings and status.
 
+    A result is only compared with one of the same conditions; where there are others only, a note says so. What was
+    measured is never lost to a baseline: one that cannot be read or written is a finding.
+
     Args:
         outcome: of a probe that gave a result; others come back as they are.
-        watched: what is compared.
+        comparison: what is compared, and when.
+        asked: the parameters of the run.
         save_now: store the result as the baseline afterwards; one that says itself that it is not complete, that data
-            were wrong, or that a GPU has failed, is no baseline and replaces none.
+            were wrong, that something has failed, or that nobody listed everything, is no baseline and replaces none.
         like: hold it against the baseline of this other host instead.
 
     Raises:
-        ConfigError: the stored baseline is damaged, or ``like`` has none.
-        LocalIOError: the new one cannot be written.
+        ConfigError: the baseline of ``like`` is damaged, or there is none.
     """
     if outcome.answer is None:
         return outcome
     result = json.loads(json.dumps(dataclasses.asdict(outcome.answer)))
-    baseline = None if save_now else load(like or outcome.host, outcome.probe)
-    if like is not None and baseline is None:
-        raise ConfigError(
-            f"there is no baseline of {like} for {outcome.probe}", hint=f"rdiag {outcome.probe} --host {like} --save-baseline"
-        )
-    about: dict[str, Any] | None = None
-    unfit = _unfit(result) if save_now else None
+    asked = asked or {}
+    conditions = comparison.conditions_of(result, asked)
+    by_host = tuple(each.name for each in comparison.conditions if each.option is not None and asked.get(each.option) is None)
+    if save_now:
+        return _save(outcome, result, comparison, conditions, by_host)
+    if like is not None:
+        check_like(like, outcome.probe)
+    try:
+        held = _find(like or outcome.host, outcome.probe, comparison, conditions, by_host)
+    except ConfigError as error:
+        if like is not None:
+            raise
+        told = Finding("unknown", "baseline-unreadable", f"nothing is compared with the baseline: {error.message}", action=error.hint)
+        return _with(outcome, [told])
+    if held.baseline is None:
+        return _none_fits(outcome, comparison, held, like or outcome.host)
+    found = differences(held.baseline.result, result, comparison, _codes(outcome))
+    about = {
+        "saved_at": held.baseline.saved_at, "conditions": conditions, "differences": [difference.as_dict() for difference in found],
+    }  # fmt: skip
+    told_of = findings(found, f"baseline of {held.baseline.host}, saved {held.baseline.saved_at}")
+    return dataclasses.replace(_with(outcome, told_of) if told_of else outcome, baseline=about)
+
+
+def _save(
+    outcome: Outcome[Any], result: Mapping[str, Any], comparison: Comparison, conditions: dict[str, Plain], by_host: tuple[str, ...]
+) -> Outcome[Any]:
+    unfit = _unfit(outcome, result, comparison)
     if unfit is not None:
-        findings = (*outcome.findings, _not_saved(unfit))
-        outcome = dataclasses.replace(outcome, findings=findings, status=status(findings))
-    elif save_now:
-        path = save(outcome.host, outcome.probe, result)
-        about = {"saved": str(path), "differences": []}
-    elif baseline is not None:
-        found = differences(baseline.result, result, watched)
-        about = {"saved_at": baseline.saved_at, "differences": [difference.as_dict() for difference in found]}
-        more = tuple(finding(difference, baseline) for difference in found[:_MAX_FINDINGS])
-        findings = outcome.findings + more
-        outcome = dataclasses.replace(outcome, findings=findings, status=status(findings))
+        return _with(outcome, [_not_saved(unfit)])
+    try:
+        path = save(outcome.host, outcome.probe, result, conditions, by_host)
+    except LocalIOError as error:
+        # What was measured is worth more than the place where it was to be kept.
+        return _with(outcome, [_not_saved(error.message)])
+    _drop_older(outcome, comparison, conditions, path)
+    about = {"saved": str(path), "conditions": conditions, "holds": _holds(result, comparison, conditions), "differences": []}
     return dataclasses.replace(outcome, baseline=about)
+
+
+def _drop_older(outcome: Outcome[Any], comparison: Comparison, conditions: dict[str, Plain], path: Path) -> None:
+    """Take away the file of the time before conditions, where the new one stands in its place."""
+    try:
+        older = load(outcome.host, outcome.probe)
+        if older is not None and older.path != path and older.conditions is None and _conditions_of(older, comparison) == conditions:
+            older.path.unlink()
+    except (ConfigError, OSError):
+        return
+
+
+def _holds(result: Mapping[str, Any], comparison: Comparison, conditions: Mapping[str, Plain]) -> str:
+    """Return what is in a baseline, in words: its conditions, and how many things of which kind."""
+    lists = dict.fromkeys(watch.path.partition("[")[0] for watch in comparison.watches if "[" in watch.path)
+    counts = [f"{len(result[name])} {name}" for name in lists if isinstance(result.get(name), list) and result[name]]
+    return ", ".join([*filter(None, [comparison.tell(conditions, conditions)]), *counts])
+
+
+def _none_fits(outcome: Outcome[Any], comparison: Comparison, held: _Held, host: str) -> Outcome[Any]:
+    """Say that only others are stored; where it is the host that decided otherwise than then, that is not known to be well."""
+    if not held.others:
+        return outcome
+    differing = [comparison.differing(held.conditions, its) for _, its in held.others]
+    wanted = comparison.tell(held.conditions, set().union(*differing))
+    told = list(dict.fromkeys(comparison.tell(its, names) for (_, its), names in zip(held.others, differing, strict=True)))
+    there = "; one for ".join(told[:_MAX_TOLD]) + (f"; and {len(told) - _MAX_TOLD} more" if len(told) > _MAX_TOLD else "")
+    line = f"there is no baseline of {host} for {wanted}; there is one for {there}"
+    if any(names <= set(held.by_host) & set(other.by_host) for (other, _), names in zip(held.others, differing, strict=True)):
+        return _with(outcome, [Finding("unknown", "baseline-does-not-fit", line, action="nobody asked for that: see what the host lacks")])
+    return dataclasses.replace(outcome, notes=(*outcome.notes, line))

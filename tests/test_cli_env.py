@@ -62,9 +62,9 @@ def test_misuse(tmp_path: Path) -> None:
 
 def test_watched_paths_are_those_of_the_result() -> None:
     from probes import env
-    from remote_diag.baselines import differences
+    from remote_diag.comparison import differences
 
-    names = {field.split(".")[0].split("[")[0] for field in (watch.path for watch in watched())}
+    names = {field.split(".")[0].split("[")[0] for field in (watch.path for watch in watched().watches)}
     assert names <= set(env.Result.__dataclass_fields__)
     assert differences({}, {}, watched()) == ()
 

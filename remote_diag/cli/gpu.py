@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,19 +15,19 @@ from .settings import Settings
 from .thresholds import read_overrides, thresholds_option
 
 if TYPE_CHECKING:
-    from ..baselines import Watch
+    from ..comparison import Comparison
     from ..host import Host
     from ..probe import Probe
 
 PROBE = "gpu"
 
 
-def watched() -> tuple[Watch, ...]:
+def watched() -> Comparison:
     """Return what is held against the host's baseline."""
-    from ..baselines import Watch
+    from ..comparison import Comparison, Watch
 
-    return (
-        Watch("gpus[uuid]", level="degraded", worse="lower", action="find the card: lspci -d 10de:, dmesg"),
+    watches = (
+        Watch("gpus[uuid]", level="fail", worse="lower", action="find the card: lspci -d 10de:, dmesg; if it was taken out, save a new baseline"),
         Watch("gpus[uuid].bus_id", action="the card moved to another slot, or the slots are counted anew"),
         Watch("driver_version", level="ok"),
         Watch("gpus[uuid].vbios_version", level="ok"),
@@ -43,6 +44,28 @@ def watched() -> tuple[Watch, ...]:
         Watch("gpus[uuid].remap_uncorrectable", worse="higher", unit="rows", action="watch it: memory that wears out goes on wearing"),
         Watch("gpus[uuid].ecc_uncorrected_aggregate", worse="higher", unit="errors", action="look at Xid lines in dmesg"),
     )
+    return Comparison(watches, places={"gpus": "bus_id"}, unlisted=_unlisted)
+
+
+_HALF_ANSWERS = frozenset({"driver-hangs", "nvidia-smi-failed", "answer-damaged", "cards-confused", "no-answer", "no-driver"})
+"""Codes of findings after which the driver's list may lack cards that are there."""
+
+
+def _unlisted(result: Mapping[str, Any], codes: frozenset[str]) -> str | None:
+    """Say why a card that the driver does not list may be there all the same; None where its list is whole."""
+    asked = [one for one in result.get("asked") or () if isinstance(one, dict)]
+    silent = [f"{one.get('command')}: {one.get('outcome')}" for one in asked if _asks_the_driver(one) and one.get("outcome") != "ended"]
+    half = sorted(codes & _HALF_ANSWERS)
+    if result.get("source") == "nothing":
+        if result.get("lspci_gpus") == [] and not silent:
+            return None
+        return f"the driver gave no list ({(silent or half or ['nothing answered'])[0]})"
+    return f"the driver's list may not be whole ({(silent or half)[0]})" if silent or half else None
+
+
+def _asks_the_driver(asked: Mapping[str, Any]) -> bool:
+    program = str(asked.get("command")).partition(" ")[0]
+    return program == "NVML" or program.rpartition("/")[2] == "nvidia-smi"
 
 
 @click.command()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
@@ -12,7 +13,7 @@ from .settings import Settings
 from .thresholds import read_overrides, thresholds_option
 
 if TYPE_CHECKING:
-    from ..baselines import Watch
+    from ..comparison import Comparison
     from ..outcome import Outcome
     from ..probe import Probe
 
@@ -106,22 +107,92 @@ def command(settings: Settings, /, backend: str, parsed: Path | None, plot: Path
 
     if parsed is not None:
         return execute_parsed(settings, "nccl", parsed, params, view=render, then=picture)
-    return execute(settings, PROBES[backend], params, view=render, then=picture, watched=watched())
+    return execute(settings, PROBES[backend], params, view=render, then=picture,
+                   watched=watched(backend, thresholds, "" if own is None else str(own)))  # fmt: skip
 
 
-def watched() -> tuple[Watch, ...]:
-    """Return what is compared with the host's baseline; the time of small messages varies by a tenth without any cause.
+def watched(backend: str = "nccl", thresholds: Mapping[str, float] | None = None, file: str = "") -> Comparison:
+    """Return what is compared with the host's baseline, and which runs can be compared at all.
 
-    Wrong data need no comparison, and data that nobody looked at are no change for the worse.
+    Wrong data need no comparison, and data that nobody looked at are no change for the worse. The latency of gloo is
+    none: it says who else used the CPUs.
+
+    Args:
+        backend: nccl or gloo.
+        thresholds: the user's own, by name.
+        file: where they are from.
     """
-    from ..baselines import Watch
+    from ..comparison import Comparison, Condition, Watch
+    from .parse import provide_probe_code
 
-    return (
-        Watch("ranks", level="unknown"),
-        Watch("library_version", level="ok"),
-        # Rows are told apart by their collective: a run of another one is compared with nothing.
-        Watch("rows[collective,dtype,in_place,size_bytes].busbw_gbs", tolerance=0.15, worse="lower", unit="GB/s"),
+    provide_probe_code()
+    from probes.lib.gpu.thresholds import Thresholds
+
+    limits = Thresholds(thresholds, file)
+
+    def of_rows(name: str, limit: str, worse: Literal["lower", "higher"], unit: str) -> Watch:
+        allowed = limits[limit]
+        path = f"rows[collective,dtype,in_place,size_bytes].{name}"
+        return Watch(path, tolerance=allowed.value / 100, worse=worse, unit=unit, source=allowed.provenance, optional=True)
+
+    latency = (
+        of_rows("latency.p50_us", "nccl.baseline_p50_pct", "higher", "us"),
+        of_rows("latency.p99_us", "nccl.baseline_p99_pct", "higher", "us"),
     )
+    return Comparison(
+        (
+            Watch("library_version", level="ok"),
+            Watch("settings", level="ok"),
+            of_rows("busbw_gbs", "nccl.baseline_busbw_pct", "lower", "GB/s"),
+            *(latency if backend == "nccl" else ()),
+        ),
+        (
+            Condition("collective", lambda result, _asked: result.get("collective")),
+            Condition("ranks", lambda result, _asked: result.get("ranks"), "{} ranks", "an unknown number of ranks", option="ranks"),
+            Condition("dtype", lambda result, _asked: _each(result.get("rows"), "dtype"), usual="an unknown type"),
+            Condition("backend", lambda result, _asked: None if result.get("backend") == "nccl" else result.get("backend"), usual="nccl"),
+            Condition("device", lambda result, _asked: _each(result.get("devices"), "name"), usual="unknown devices"),
+            Condition("graph", lambda _result, asked: "CUDA graphs" if asked.get("graph") else None, usual="no CUDA graphs"),
+            Condition("p2p", lambda result, _asked: _p2p_arm(result.get("settings")), usual="P2P as NCCL decides"),
+            Condition("visible", lambda result, _asked: _setting(result, "CUDA_VISIBLE_DEVICES"), "CUDA_VISIBLE_DEVICES={}", "all devices visible"),
+            Condition("program", lambda result, _asked: "nccl-tests" if result.get("source") == "binary" else None, usual="rdiag's own ranks"),
+            Condition("arguments", lambda _result, asked: _arguments(asked.get("arguments")), "the arguments {}", "no arguments"),
+        ),
+    )  # fmt: skip
+
+
+def _each(items: Any, name: str) -> str | None:
+    """Return the different values of a field of all items, with commas between."""
+    known = [item for item in items if isinstance(item, dict)] if isinstance(items, list) else []
+    values = {str(item[name]) for item in known if item.get(name) is not None}
+    return ",".join(sorted(values)) or None
+
+
+def _setting(result: Mapping[str, Any], name: str) -> str | None:
+    settings = result.get("settings")
+    return settings.get(name) if isinstance(settings, dict) else None
+
+
+def _p2p_arm(settings: Any) -> str | None:
+    """Return what was said to NCCL about P2P."""
+    if not isinstance(settings, dict):
+        return None
+    if settings.get("NCCL_P2P_DISABLE") == "1":
+        return "P2P off"
+    level = settings.get("NCCL_P2P_LEVEL")
+    return None if level is None else f"NCCL_P2P_LEVEL={level}"
+
+
+def _arguments(words: Any) -> str | None:
+    """Return the arguments of a program without those that choose sizes: rows are compared size by size."""
+    found: list[str] = []
+    skip = False
+    for word in words or ():
+        if skip or word in {"-b", "-e", "-f", "-i"}:
+            skip = not skip
+        else:
+            found.append(word)
+    return " ".join(found) or None
 
 
 def _check(said: set[str], given: dict[str, Any], backend: str, parsed: Path | None) -> None:

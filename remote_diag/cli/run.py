@@ -17,7 +17,7 @@ from .settings import Settings
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from ..baselines import Watch
+    from ..comparison import Comparison
     from ..fleet import Answer
     from ..host import Host
     from ..outcome import Outcome
@@ -83,7 +83,7 @@ def execute(
     view: View | None = None,
     then: Then | None = None,
     for_host: ForHost | None = None,
-    watched: Sequence[Watch] | None = None,
+    watched: Comparison | None = None,
     like: str | None = None,
     redact: bool = False,
 ) -> int:
@@ -96,7 +96,7 @@ def execute(
         view: renders the Outcome for people; the generic table by default.
         then: is called with every Outcome that has an answer.
         for_host: gets the ``Params`` and a host, and returns what that host is sent.
-        watched: what is compared with the host's baseline, for commands that have ``--save-baseline``.
+        watched: what is compared with the host's baseline, and when, for commands that have ``--save-baseline``.
         like: compare with the baseline of this host instead.
         redact: whether hosts get other names on stdout.
     """
@@ -125,7 +125,7 @@ class _Task:
     view: View | None
     then: Then | None
     for_host: ForHost | None
-    watched: Sequence[Watch] | None
+    watched: Comparison | None
     like: str | None = None
     stand_ins: StandIns | None = None
 
@@ -147,14 +147,20 @@ class _Task:
     def run(self, session: Session, probe: Probe[Any, Any], params: Any) -> Outcome[Any]:
         """Run the probe on one host, and hold the answer against the host's baseline."""
         settings = self.settings
-        outcome = session.run(
-            probe, self.params(params, session.host), timeout=settings.timeout, keep=settings.keep, force=settings.force
-        )
+        asked = self.params(params, session.host)
+        if self.watched is not None and (settings.save_baseline or self.like is not None):
+            from ..baselines import check_like, check_writable
+
+            if settings.save_baseline:
+                check_writable(session.host.name, probe.name)
+            elif self.like is not None:
+                check_like(self.like, probe.name)
+        outcome = session.run(probe, asked, timeout=settings.timeout, keep=settings.keep, force=settings.force)
         if self.watched is None:
             return outcome
         from ..baselines import apply
 
-        return apply(outcome, self.watched, save_now=settings.save_baseline, like=self.like)
+        return apply(outcome, self.watched, asked=vars(asked), save_now=settings.save_baseline, like=self.like)
 
     def shown(self, outcome: Outcome[Any]) -> Outcome[Any]:
         """Return the outcome as it may be shown."""

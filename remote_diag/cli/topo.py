@@ -12,7 +12,7 @@ from .options import parse_option, pass_settings, running, save_baseline_option
 from .settings import Settings
 
 if TYPE_CHECKING:
-    from ..baselines import Watch
+    from ..comparison import Comparison
     from ..host import Host
     from ..outcome import Outcome
     from ..probe import Probe
@@ -62,11 +62,11 @@ def command(settings: Settings, /, parsed: Path | None, plot: Path | None, **giv
     return execute(settings, "topo", params, view=render, then=picture, for_host=for_host, watched=watched())
 
 
-def watched() -> tuple[Watch, ...]:
+def watched() -> Comparison:
     """Return what is compared with the host's baseline; the speed of a link goes down in idle and is none of it."""
-    from ..baselines import Watch
+    from ..comparison import Comparison, Condition, Watch
 
-    return (
+    watches = (
         Watch("gpus[uuid]", level="fail", action="look which card is gone or new: rdiag gpu"),
         Watch("gpus[uuid].bus_id"),
         Watch("gpus[uuid].pcie_width", worse="lower", unit="lanes"),
@@ -81,6 +81,9 @@ def watched() -> tuple[Watch, ...]:
         Watch("bridges[bus_id].acs_redirect"),
         Watch("driver_version", level="ok"),
     )
+    # Another level makes other transports of the same links.
+    assumed = Condition("p2p_level", lambda _result, asked: asked.get("p2p_level"), "--p2p-level {}", usual="no --p2p-level")
+    return Comparison(watches, (assumed,), places={"gpus": "bus_id"})
 
 
 class _Picture:

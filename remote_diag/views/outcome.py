@@ -117,11 +117,14 @@ def render(outcome: Outcome[Any]) -> RenderableType:
 
 
 def footer(outcome: Outcome[Any]) -> list[str]:
-    """Return what a person should know besides the result: notes, and where the run was kept.
+    """Return what a person should know besides the result: notes, where a baseline was saved, and where the run was kept.
 
     Plain lines, never wrapped: the last one is a command to copy.
     """
     lines = [f"note: {safe(note)}" for note in outcome.notes]
+    if outcome.baseline is not None and "saved" in outcome.baseline:
+        holds = outcome.baseline.get("holds")
+        lines.append(f"baseline of {outcome.host} saved to {safe(outcome.baseline['saved'])}{f' ({safe(holds)})' if holds else ''}")
     if outcome.kept:
         lines.append(f"kept on {outcome.host}: {safe(outcome.kept)}")
         lines.append(f"run it again there: {safe(outcome.rerun or '')}")
