@@ -170,31 +170,57 @@ class Device:
 
 
 @dataclass(frozen=True)
+class Held:
+    """One reason that held the clocks of a GPU down."""
+
+    __pydantic_config__ = {"extra": "forbid", "allow_inf_nan": False, "use_attribute_docstrings": True}
+
+    reason: str
+    """Such as power cap."""
+    samples: int
+    """In how many samples it was there."""
+    share: float
+    """Their share of the samples that told, 0 to 1."""
+    first_s: float
+    """Seconds after the beginning of the load at which it was first seen."""
+    last_s: float
+    """Seconds after the beginning of the load at which it was last seen."""
+
+
+@dataclass(frozen=True)
 class Load:
-    """State of one GPU while ranks were busy with the largest size."""
+    """State of one GPU while ranks were busy with the size of the peak, from several samples."""
 
     __pydantic_config__ = {"extra": "forbid", "allow_inf_nan": False, "use_attribute_docstrings": True}
 
     bus_id: str
     """Such as 0000:1b:00.0."""
     pcie_gen: int | None
-    """Generation of the link under load; null where the driver does not say."""
+    """Generation of the link under load, the lowest once it was awake; null where the driver does not say."""
     pcie_gen_max: int | None
     """Highest generation of this GPU in this slot."""
     pcie_width: int | None
-    """Lanes under load."""
+    """Lanes under load, the fewest once it was awake."""
     pcie_width_max: int | None
     """Most lanes of this GPU in this slot."""
     clock_sm_mhz: float | None
-    """SM clock under load, MHz."""
+    """SM clock under load, MHz, median of the samples."""
     power_w: float | None
-    """Power under load, W."""
+    """Power under load, W, median of the samples."""
     temperature_c: float | None
-    """Temperature under load, degrees Celsius."""
+    """Highest temperature under load, degrees Celsius."""
     throttle: tuple[str, ...]
-    """Reasons that held clocks down under load; idleness and application clocks are none."""
+    """Reasons that held clocks down in any sample; application clocks are none, and idleness only where every sample was idle."""
     missing: dict[str, str]
-    """Field -> what the driver said in place of a value."""
+    """Field -> what the driver said in place of a value, in every sample."""
+    samples: int
+    """How often it was looked at while it was busy; 0 where it was idle each time."""
+    idle_samples: int
+    """How often it was idle instead; these count for nothing."""
+    link_low_samples: int
+    """In how many samples the link, once awake, was slower or narrower than it can be."""
+    held: tuple[Held, ...]
+    """The reasons in throttle, and how often each was seen."""
 
 
 @dataclass(frozen=True)
@@ -356,7 +382,7 @@ def build_result(report: dict[str, Any]) -> Result:
             "rows": tuple(_row(row) for row in report["rows"]),
             "expectation": None if expectation is None else Expectation(**expectation),
             "devices": tuple(Device(**device) for device in report["devices"]),
-            "load": tuple(Load(**load) for load in report["load"]),
+            "load": tuple(Load(**{**load, "held": tuple(Held(**held) for held in load["held"])}) for load in report["load"]),
             "failure": None if failure is None else Failure(**failure),
             "control": None if control is None else Control(**control),
         }

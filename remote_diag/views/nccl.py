@@ -99,13 +99,15 @@ def _number(value: float | str | None) -> str:
 
 def _load(load: Sequence[Any]) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    for name in ("under load", "pcie", "sm MHz", "W", "C", "held down by"):
+    for name in ("under load", "samples", "pcie", "sm MHz", "W", "C", "held down by"):
         table.add_column(name, no_wrap=name != "held down by")
     for each in load:
         link = f"gen {_known(each.pcie_gen)}/{_known(each.pcie_gen_max)} x{_known(each.pcie_width)}/{_known(each.pcie_width_max)}"
         numbers = (each.clock_sm_mhz, each.power_w, each.temperature_c)
-        reasons = "?" if "throttle" in each.missing else ", ".join(map(safe, each.throttle)) or "nothing"
-        table.add_row(safe(each.bus_id), link, *(_known(number) for number in numbers), reasons)
+        # Where every sample was idle nothing is known of it under load.
+        told = each.samples and "throttle" not in each.missing
+        reasons = ", ".join(f"{safe(held.reason)} {held.share:.0%}" for held in each.held) or "nothing" if told else "?"
+        table.add_row(safe(each.bus_id), str(each.samples), link, *(_known(number) for number in numbers), reasons)
     return table
 
 

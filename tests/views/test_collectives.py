@@ -68,10 +68,12 @@ def test_gpus_under_load() -> None:
     load = {
         "bus_id": "0000:1b:00.0", "pcie_gen": 4, "pcie_gen_max": 5, "pcie_width": 16, "pcie_width_max": 16, "clock_sm_mhz": 2430.0,
         "power_w": None, "temperature_c": 61.0, "throttle": ("power cap",), "missing": {"power_w": "[N/A]"},
+        "samples": 5, "idle_samples": 1, "link_low_samples": 5,
+        "held": ({"reason": "power cap", "samples": 4, "share": 0.8, "first_s": 0.5, "last_s": 2.5},),
     }  # fmt: skip
     text = shown(nccl_view, "nccl", measured(load=(load,)))
     (line,) = [line for line in text.splitlines() if "0000:1b" in line]
-    assert line.split() == ["0000:1b:00.0", "gen", "4/5", "x16/16", "2430", "?", "61", "power", "cap"]
+    assert line.split() == ["0000:1b:00.0", "5", "gen", "4/5", "x16/16", "2430", "?", "61", "power", "cap", "80%"]
 
 
 def pair(source: int, target: int, **more: Any) -> dict[str, Any]:

@@ -342,6 +342,8 @@ def test_gpus_are_looked_at_under_load(bench: Bench, tmp_path: Path, monkeypatch
     # The fourth GPU has no rank.
     assert [each.bus_id for each in result.load] == ["0000:00:00.0", "0000:01:00.0", "0000:02:00.0"]
     assert result.load[0].throttle == ("power cap",)
+    assert result.load[0].samples >= 1
+    assert [(held.reason, held.samples, held.share) for held in result.load[0].held] == [("power cap", result.load[0].samples, 1.0)]
     (found,) = [finding for finding in bench.context.findings if finding.code == "link-slow"]
     assert (found.subject, found.value, found.threshold) == ("gpu 0000:01:00.0", 4, 5)
     assert "load-unknown" not in bench.codes
