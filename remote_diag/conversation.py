@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import __version__
 from .agent.frames import Frame
+from .agent.protocol import ACTIVE_EFFECTS
 from .errors import (
     ConnectionLost,
     DeadlineExceeded,
@@ -81,6 +82,14 @@ class Conversation:
         self._result: bytes | None = None
         self._end: End | None = None
         self._output = {"stdout": bytearray(), "stderr": bytearray()}
+
+    @property
+    def needs_library(self) -> bool:
+        """Whether anything of the shared probe code may be imported on the host: by the probe, or to guard the GPUs.
+
+        A probe imports it as ``probes.lib``. That word somewhere else, in a text or a comment, costs a check too many.
+        """
+        return b"probes" in self.probe.source or any(effect in ACTIVE_EFFECTS for effect in self.probe.effects)
 
     def warm(self) -> None:
         """Build what the result will be checked with, pydantic's import included, while others are waited for."""

@@ -285,7 +285,7 @@ class Follower:
         self._sync()
         self._numbers.clear()
         with self._connect(self.host, self._tell) as session:
-            link = session.agent()
+            link = session.agent(library=False)
             try:
                 conversation = LogConversation(link, self.host)
                 conversation.begin(self.job, follow=self._wanted.follow)

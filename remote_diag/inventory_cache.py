@@ -1,30 +1,27 @@
 """Validated inventories, kept by the hash of what was validated.
 
-Reading one needs neither yaml nor pydantic. An entry is used only when it is a file of ours that nobody else may
-write to and its digest is right; anything else counts as absent, and the inventory is validated again. Entries may
-hold what hosts.yaml holds, environment variables included, so they are readable by their owner only and few are kept.
+Reading one needs neither yaml nor pydantic. Whatever cannot be trusted (see :mod:`remote_diag.private_cache`) counts as
+absent, and the inventory is validated again. Entries may hold what hosts.yaml holds, environment variables included.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
-import stat
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from . import paths
+from . import private_cache
 from .host import Environment, Host
 
 Contents: TypeAlias = tuple[dict[str, Host], dict[str, tuple[str, ...]]]
 """Hosts and groups, by name."""
 
-_FORMAT = b"rdiag inventory 1"
-_MAX_BYTES = 4 * 1024 * 1024
-_KEPT = 8
+_ENTRIES = private_cache.Folder("inventory", b"rdiag inventory 1", kept=8)
 _VALIDATORS = (
     "host.py",
     "inventory_cache.py",
@@ -58,10 +55,6 @@ _FIELDS: dict[str, tuple[type, ...]] = {
 _PATHS = ("identity_file", "known_hosts")
 
 
-def _folder() -> Path:
-    return paths.cache_dir() / "inventory"
-
-
 def key(data: bytes, source: str) -> str | None:
     """Return the name of the entry for a file's bytes, or None when nothing can be remembered.
 
@@ -85,73 +78,25 @@ def read(name: str | None) -> Contents | None:
     if name is None:
         return None
     try:
-        return _decode(_read_private(_folder() / f"{name}.json"))
+        return _decode(_ENTRIES.read(f"{name}.json"))
     except (OSError, ValueError, TypeError, LookupError, RecursionError):
         return None
 
 
 def write(name: str | None, contents: Contents) -> None:
     """Keep ``contents`` as ``name``, in one step; where that is impossible, nothing happens."""
-    if name is None:
-        return
-    try:
-        folder = _folder()
-        if not _may_create_in(folder):
-            return
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _require_private(folder.stat(), stat.S_IFDIR)
-        temporary = folder / f".{name}.{os.urandom(8).hex()}"
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        try:
-            with os.fdopen(descriptor, "wb") as stream:
-                stream.write(_encode(contents))
-            temporary.replace(folder / f"{name}.json")
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
-        _forget_old(folder)
-    except (OSError, ValueError):
-        return
-
-
-def _may_create_in(folder: Path) -> bool:
-    """Whether the nearest folder that exists is ours: `sudo rdiag` leaves nothing of root's in a user's home."""
-    nearest = next((path for path in (folder, *folder.parents) if path.exists()), None)
-    return nearest is not None and nearest.stat().st_uid == os.geteuid()
-
-
-def _forget_old(folder: Path) -> None:
-    entries = sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime_ns, reverse=True)
-    for path in entries[_KEPT:]:
-        path.unlink(missing_ok=True)
-
-
-def _require_private(status: os.stat_result, kind: int) -> None:
-    if stat.S_IFMT(status.st_mode) != kind or status.st_uid != os.geteuid() or status.st_mode & 0o022:
-        raise ValueError("not a private file of ours")
-
-
-def _read_private(path: Path) -> bytes:
-    _require_private(path.parent.lstat(), stat.S_IFDIR)
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    with os.fdopen(descriptor, "rb") as stream:
-        _require_private(os.fstat(descriptor), stat.S_IFREG)
-        data = stream.read(_MAX_BYTES + 1)
-    if len(data) > _MAX_BYTES:
-        raise ValueError("too large")
-    return data
+    if name is not None:
+        # What has no JSON (a name that is no Unicode) is not kept.
+        with contextlib.suppress(ValueError):
+            _ENTRIES.write(f"{name}.json", _encode(contents))
 
 
 def _encode(contents: Contents) -> bytes:
     hosts, groups = contents
-    body = json.dumps({"hosts": [_record(host) for host in hosts.values()], "groups": groups}).encode("ascii")
-    return b"%s %s\n%s" % (_FORMAT, hashlib.sha256(body).hexdigest().encode("ascii"), body)
+    return json.dumps({"hosts": [_record(host) for host in hosts.values()], "groups": groups}).encode("ascii")
 
 
-def _decode(data: bytes) -> Contents:
-    header, _, body = data.partition(b"\n")
-    if header != b"%s %s" % (_FORMAT, hashlib.sha256(body).hexdigest().encode("ascii")):
-        raise ValueError("damaged")
+def _decode(body: bytes) -> Contents:
     stored = json.loads(body)
     if type(stored["groups"]) is not dict:
         raise TypeError("groups are no mapping")

@@ -288,7 +288,7 @@ def stop(session: Session, name: str, *, grace: float, by: str = "", tell: Tell)
     Raises:
         StateUnknown: there is no such job.
     """
-    result = Operation(session.agent(), session.host, tell).run("stop", {"job": name, "grace_s": grace, "by": by})
+    result = Operation(session.agent(library=False), session.host, tell).run("stop", {"job": name, "grace_s": grace, "by": by})
     survivors = result.get("survivors")
     return Stopped(
         record=parse_record(session.host.name, result),
@@ -306,7 +306,7 @@ def stop(session: Session, name: str, *, grace: float, by: str = "", tell: Tell)
 def clean(session: Session, *, older_than_s: float, dry_run: bool, tell: Tell) -> Cleaned:
     """Remove old finished jobs and caches from a host; return what was, or would be, removed."""
     request = {"older_than_s": older_than_s, "dry_run": dry_run}
-    result = Operation(session.agent(), session.host, tell).run("clean", request)
+    result = Operation(session.agent(library=False), session.host, tell).run("clean", request)
     return Cleaned(
         host=session.host.name,
         removed=tuple((_text(one, "what") or "?", _text(one, "name") or "?") for one in _objects(result, "removed")),

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Iterator
 
 from .agent.frames import Decoder, Encoder, Frame, FrameError
+from .agent.protocol import CHECK_AGENT, CHECK_WHOLE
 from .errors import ConnectionLost
 from .text import safe
 from .transport.base import Channel
@@ -56,6 +58,11 @@ class AgentLink:
         except ConnectionLost:
             # The reading side tells more about why nobody listens.
             return
+
+    def require(self, *, library: bool) -> None:
+        """Say what must be undamaged before the agent says hello: its own files, and the shared probe code or not."""
+        with contextlib.suppress(ConnectionLost):
+            self._channel.send(f"{CHECK_WHOLE if library else CHECK_AGENT}\n".encode())
 
     def begin(self) -> None:
         """Tell the agent the nonce of the run; frames may be sent from here on."""

@@ -223,7 +223,7 @@ def read(
         ConnectionLost: the connection ended first.
         StateUnknown: there is no such job.
     """
-    link = session.agent()
+    link = session.agent(library=False)
     try:
         conversation = LogConversation(link, session.host)
         conversation.begin(job, follow=follow)

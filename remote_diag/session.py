@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from . import environment, installation
 from .agent.layout import DEFAULT_CACHE
-from .bundle import Bundle, build
+from .bundle import Bundle, build, digest_for
 from .errors import AuthError, ConnectionLost, EnvironmentUnfit, RdiagError
 from .events import Event, Note
 from .host import Host
@@ -79,16 +79,21 @@ class Session:
 
     @property
     def bundle(self) -> Bundle:
-        """What is, or will be, installed on the host."""
+        """What is, or will be, installed on the host; its files are read when this is first asked for."""
         if self._bundle is None:
             self._bundle = build(self.host.environment)
         return self._bundle
 
     @property
+    def bundle_digest(self) -> str:
+        """The digest of :attr:`bundle`, known without reading its files as a rule."""
+        return digest_for(self.host.environment) if self._bundle is None else self._bundle.digest
+
+    @property
     def enter_command(self) -> SafeCommand:
         """The one command that the host's login shell gets to see."""
         cache = self._cache or SafePath(self.host.cache_dir or DEFAULT_CACHE)
-        return SafeCommand(f"sh {cache}/{self.bundle.digest}/enter")
+        return SafeCommand(f"sh {cache}/{self.bundle_digest}/enter")
 
     def connect(self) -> None:
         """Connect to the host; raises an :class:`RdiagError` by phase. Nothing is executed there yet."""
@@ -127,9 +132,13 @@ class Session:
         self._ready = self._take()
         return self._ready[1]
 
-    def agent(self) -> AgentLink:
-        """Return an agent that waits for a request, for whatever is not the run of a probe; the caller closes it."""
-        return self._take()[0]
+    def agent(self, *, library: bool = True) -> AgentLink:
+        """Return an agent that waits for a request, for whatever is not the run of a probe; the caller closes it.
+
+        Args:
+            library: whether the request may make it use the shared probe code, which is then known to be whole.
+        """
+        return self._take(library=library)[0]
 
     @overload
     def run(
@@ -200,7 +209,7 @@ class Session:
         uploaded, connecting = self._upload_seconds, self._connect_seconds
         started = time.monotonic()
         conversation.warm()
-        link, hello = self._take(conversation.ask)
+        link, hello = self._take(conversation.ask, library=conversation.needs_library)
         entered = time.monotonic()
         try:
             conversation.hold(link)
@@ -221,7 +230,7 @@ class Session:
         return conversation.outcome(
             timing=timing,
             hello=hello,
-            bundle_dir=f"{hello.cache}/{self.bundle.digest}",
+            bundle_dir=f"{hello.cache}/{hello.bundle}",
             notes=(*self.transport.facts.notes, *self.notes),
         )
 
@@ -278,11 +287,14 @@ class Session:
         self._connect_seconds += time.monotonic() - started
         return link
 
-    def _take(self, ask: Callable[[AgentLink], None] = lambda _: None) -> tuple[AgentLink, Hello]:
+    def _take(
+        self, ask: Callable[[AgentLink], None] = lambda _: None, *, library: bool = True
+    ) -> tuple[AgentLink, Hello]:
         """Return an agent that has said hello and was asked; install the bundle on the way when the host lacks it.
 
         Args:
             ask: writes the request; called again for another agent when the first one did not answer.
+            library: whether the shared probe code must be whole; an agent that said hello before has seen to it.
         """
         if self._ready is not None:
             ready, self._ready = self._ready, None
@@ -292,6 +304,7 @@ class Session:
         for attempt in range(2):
             link = self._prepared() or self._enter()
             try:
+                link.require(library=library)
                 ask(link)
                 hello, failure = self._answer(link)
             except BaseException:

@@ -4,14 +4,18 @@ import os
 import shutil
 import stat
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from remote_diag import bundle
-from remote_diag.agent.digest import bundle_digest
+from remote_diag import bundle, environment, paths
+from remote_diag.agent.digest import bundle_digest, digest, expected_library, library_digest
 from remote_diag.errors import ConfigError
-from remote_diag.host import Environment
+from remote_diag.host import Environment, Host
+from remote_diag.private_cache import Folder
+from remote_diag.session import Session
 
 NONCE = "0123456789abcdef" * 2
 SHELLS = [name for name in ("sh", "dash", "bash", "zsh", "busybox") if shutil.which(name)]
@@ -51,6 +55,7 @@ def test_what_is_unpacked_has_the_hash_it_is_named_after(tmp_path: Path, shell: 
     assert b"installed" in done.stdout, done.stderr
     place = tmp_path / "deep/cache" / built.digest
     assert bundle_digest(str(place)) == built.digest
+    assert library_digest(str(place)) == expected_library(str(place))
     assert {str(path.relative_to(place)) for path in place.rglob("*") if path.is_file()} == {
         name for name, _ in built.files
     }
@@ -164,3 +169,173 @@ def test_a_nonce_that_is_none_does_nothing(tmp_path: Path, nonce: str) -> None:
 def test_a_value_that_is_not_one_line_is_refused(kind: str, value: str) -> None:
     with pytest.raises(ConfigError):
         bundle.build(Environment(kind, value))  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A copy of what is carried, to be changed, and a cache folder of its own; as if all of it had been there for long."""
+    for name, root in (("agent", paths.agent_source()), ("probes/lib", paths.shipped_probes() / "lib")):
+        shutil.copytree(root, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(paths.entry_script(), tmp_path / "enter.sh")
+    monkeypatch.setattr(paths, "agent_source", lambda: tmp_path / "agent")
+    monkeypatch.setattr(paths, "shipped_probes", lambda: tmp_path / "probes")
+    monkeypatch.setattr(paths, "entry_script", lambda: tmp_path / "enter.sh")
+    monkeypatch.setattr(environment, "entry_script", lambda: tmp_path / "enter.sh")
+    monkeypatch.setattr(paths, "cache_dir", lambda: tmp_path / "cache")
+    monkeypatch.setattr(bundle, "_SETTLED_NS", 0)
+    yield tmp_path
+    forget()
+
+
+def forget() -> None:
+    """Forget what this process knows, as the next one would."""
+    bundle.build.cache_clear()
+    bundle.digest_for.cache_clear()
+
+
+def known(target: Environment = Environment()) -> str:  # noqa: B008 - frozen
+    forget()
+    return bundle.digest_for(target)
+
+
+def built(target: Environment = Environment()) -> str:  # noqa: B008 - frozen
+    forget()
+    return bundle.build(target).digest
+
+
+def entries(sources: Path) -> list[Path]:
+    folder = sources / "cache" / "bundles"
+    return sorted(folder.iterdir()) if folder.is_dir() else []
+
+
+def forge(sources: Path) -> Path:
+    """Let the one entry name another digest; it shows whether the entry was used."""
+    known()
+    (entry,) = entries(sources)
+    bundle._DIGESTS.write(entry.name, b"f" * 64)
+    return entry
+
+
+def test_a_digest_is_known_without_reading_the_files(sources: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = built()
+    assert known() == first
+    monkeypatch.setattr(bundle, "_build", lambda *_: pytest.fail("the files were read"))
+    assert known() == first
+    assert [stat.S_IMODE(path.stat().st_mode) for path in entries(sources)] == [0o600]
+
+
+@pytest.mark.parametrize("name", ["agent/runner.py", "agent/jobs/launch.py", "probes/lib/gpu/occupancy.py", "enter.sh"])
+def test_a_file_that_changes_is_noticed(sources: Path, name: str) -> None:
+    before = known()
+    path = sources / name
+    status = path.stat()
+    content = path.read_bytes()
+    # As many bytes, and the time of change put back: what an unpacked archive or rsync --times does.
+    path.write_bytes(content.replace(b"#", b"%").replace(b"import", b"Import"))
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert path.stat().st_size == status.st_size
+    after = known()
+    assert before != after == built()
+    path.write_bytes(content)
+    assert known() == before
+
+
+def test_files_that_come_go_and_move_are_noticed(sources: Path) -> None:
+    before = known()
+    (sources / "probes/lib/more.csv").write_text("a,b\n")
+    more = known()
+    (sources / "probes/lib/more.csv").rename(sources / "probes/lib/other.csv")
+    other = known()
+    (sources / "probes/lib/other.csv").unlink()
+    assert known() == before
+    assert len({before, more, other}) == 3
+    (sources / "agent/__pycache__").mkdir()
+    (sources / "agent/__pycache__/x.py").touch()
+    (sources / "agent/notes.txt").touch()
+    assert known() == before == built()
+
+
+def test_every_environment_has_an_entry_of_its_own(sources: Path) -> None:
+    targets = [Environment(), Environment("python", "/a"), Environment("venv", "/a"), Environment("venv", "/b")]
+    digests = [known(target) for target in targets]
+    assert len(set(digests)) == len(entries(sources)) == 4
+    assert [known(target) for target in targets] == digests == [built(target) for target in targets]
+
+
+def test_a_bad_value_is_refused_every_time(sources: Path) -> None:
+    for _ in range(2):
+        with pytest.raises(ConfigError):
+            known(Environment("venv", "a\nb"))
+    assert entries(sources) == []
+
+
+def test_what_changed_a_moment_ago_is_not_trusted(sources: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    monkeypatch.setattr(paths, "agent_source", lambda: sources / "agent")
+    monkeypatch.setattr(paths, "cache_dir", lambda: sources / "cache")
+    (sources / "agent/runner.py").write_text("x = 1\n")
+    assert known() == built()
+    assert entries(sources) == []
+
+
+def test_what_changes_while_it_is_read_is_not_kept(sources: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    build = bundle._build
+
+    def change(*arguments: Any) -> bundle.Bundle:
+        made = build(*arguments)
+        (sources / "agent/runner.py").write_text("x = 1\n")
+        return made
+
+    monkeypatch.setattr(bundle, "_build", change)
+    known()
+    assert entries(sources) == []
+
+
+def test_a_damaged_entry_is_not_used(sources: Path) -> None:
+    real = built()
+    entry = forge(sources)
+    assert known() == "f" * 64, "a forged entry that is whole would be used"
+    good = entry.read_bytes()
+    for position in range(len(good)):
+        entry.write_bytes(good[:position])
+        assert known() == real
+        entry.write_bytes(good[:position] + bytes([good[position] ^ 1]) + good[position + 1 :])
+        assert known() == real
+
+
+@pytest.mark.parametrize("body", [b"", b"f" * 63, b"f" * 65, b"F" * 64, b"f" * 64 + b"\n", b"../" * 21 + b"f", b"\xff" * 64])
+def test_an_entry_that_is_no_digest_is_not_used(sources: Path, body: bytes) -> None:
+    real = known()
+    bundle._DIGESTS.write(entries(sources)[0].name, body)
+    assert known() == real
+
+
+def test_an_entry_that_others_may_write_is_not_used(sources: Path) -> None:
+    real = built()
+    forge(sources).chmod(0o620)
+    assert known() == real
+
+
+def test_where_nothing_can_be_remembered_the_digest_is_right_all_the_same(sources: Path) -> None:
+    (sources / "cache").write_text("in the way")
+    assert known() == known() == built()
+
+
+def test_few_digests_are_kept(sources: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bundle, "_DIGESTS", Folder("bundles", b"rdiag bundle 1", kept=3))
+    for number in range(5):
+        known(Environment("venv", f"/{number}"))
+    assert len(entries(sources)) == 3
+
+
+def test_what_is_uploaded_goes_by_the_digest_of_what_was_read(sources: Path) -> None:
+    session = Session(Host("here", transport="local"))
+    forge(sources)
+    forget()
+    assert session.bundle_digest == "f" * 64
+    assert session.bundle.digest == bundle_digest_of(session.bundle) == session.bundle_digest
+    assert f"/{session.bundle.digest}/enter" in session.enter_command
+
+
+def bundle_digest_of(made: bundle.Bundle) -> str:
+    return digest(item for item in made.files if not item[0].startswith("probes/"))

@@ -119,6 +119,25 @@ def test_the_whole_stream_is_accepted(probe: Probe[Any, Any]) -> None:
     assert (outcome.status, outcome.result.text) == ("ok", "as it was sent")
 
 
+@pytest.mark.parametrize(
+    ("body", "effects", "needed"),
+    [
+        ("return Result(text='')", (), False),
+        ("return Result(text='')", ("reads-files", "runs-commands"), False),
+        ("from probes.lib import mappings", (), True),
+        ("import probes.lib.gpu as gpu", (), True),
+        ("__import__('probes.lib')", (), True),
+        ("return Result(text='')", ("cuda",), True),
+        ("return Result(text='')", ("reads-files", "collectives"), True),
+    ],
+)
+def test_the_shared_code_is_checked_for_whoever_may_use_it(
+    tmp_path: Path, body: str, effects: tuple[str, ...], *, needed: bool
+) -> None:
+    probe = load(write_probe(tmp_path, "one", body, result={"text": "str"}, effects=effects))
+    assert Run(probe).conversation.needs_library is needed
+
+
 def test_cut_after_any_byte_nothing_is_accepted(probe: Probe[Any, Any]) -> None:
     # The last byte of all is the line feed behind the last payload.
     for length in range(len(Run(probe).stream(GOOD)) - 1):

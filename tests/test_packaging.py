@@ -221,3 +221,24 @@ def test_scripts_can_be_run_and_stop_at_the_first_error(path: str) -> None:
     shell = "bash" if text.startswith("#!/usr/bin/env bash") else "sh"
     assert re.search(r"^set -eu", text, re.M)
     assert subprocess.run([shell, "-n", str(script)], capture_output=True, timeout=60).returncode == 0
+
+
+USES_LIBRARY = {"guard.py", "jobs/checks.py", "jobs/listing.py"}
+"""Modules of the agent that import the shared probe code. Whatever makes an agent use one of them has to ask for a
+check of that code (``Session.agent()``, ``Conversation.needs_library``); what ends a job or reads a log does not."""
+
+
+def test_only_what_is_checked_for_it_uses_the_library_on_hosts() -> None:
+    agent = PACKAGE / "agent"
+    users = set()
+    for path in sources(agent):
+        nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if any(module.startswith("probes") for node in nodes for module in imported(path, node)):
+            users.add(path.relative_to(agent).as_posix())
+    assert users == USES_LIBRARY
+    unchecked = {"jobs/stop.py", "jobs/clean.py", "log_reader.py", "log_files.py", "log_watch.py", "job_view.py"}
+    for name_ in unchecked:
+        path = agent / name_
+        nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        found = {module for node in nodes for module in imported(path, node)}
+        assert not {module for module in found if re.search(r"\b(guard|checks|listing)\b", module)}, name_

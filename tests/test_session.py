@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import shutil
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -180,6 +181,46 @@ def test_a_damaged_installation_is_mended(place: Place, echo: Probe[Any, Any]) -
     with Session(place.host) as session:
         assert session.run(echo, {"text": "x"}).result.text == "x"
     assert "never run" not in damaged.read_text()
+
+
+@lasting
+def test_a_damaged_library_is_mended_before_a_probe_that_uses_it_runs(
+    place: Place, echo: Probe[Any, Any], tmp_path: Path
+) -> None:
+    traces = tmp_path / "traces"
+    body = f"open({str(traces)!r}, 'a').write('run ')\nfrom probes.lib import eagle\nreturn Result(value=eagle.__name__)"
+    user = write_probe(tmp_path, "user", body, params={"text": "str"})
+    with Session(place.host) as session:
+        session.run(echo)
+        library = place.home / ".cache/rdiag" / session.bundle.digest / "probes/lib"
+    shutil.rmtree(library / "gpu")
+    cut = library / "__init__.py"
+    cut.write_text("raise SystemExit('never run')\n")
+    told: list[Event] = []
+    with Session(place.host, on_event=told.append) as session:
+        assert session.run(echo, {"text": "x"}).result.text == "x"
+        assert not any(isinstance(event, Note) for event in told)
+        assert "never run" in cut.read_text(), "what is not used is not looked at"
+        assert session.run(user, {"text": "x"}).result.value == "probes.lib.eagle"
+        assert session.run(user, {"text": "x"}).result.value == "probes.lib.eagle"
+    assert traces.read_text() == "run run "
+    assert "never run" not in cut.read_text()
+    assert len([event for event in told if isinstance(event, Note) and "installing" in event.text]) == 1
+
+
+@lasting
+def test_whoever_asks_an_agent_for_anything_else_gets_a_whole_one(place: Place) -> None:
+    with Session(place.host) as session:
+        session.hello()
+        library = place.home / ".cache/rdiag" / session.bundle.digest / "probes/lib/__init__.py"
+    damaged = b"raise SystemExit('never run')\n"
+    library.write_bytes(damaged)
+    with Session(place.host) as session:
+        # What ends a job must work on a full disk, where nothing can be installed anew.
+        session.agent(library=False).close()
+        assert library.read_bytes() == damaged
+        session.agent().close()
+        assert library.read_bytes() != damaged
 
 
 @lasting

@@ -8,6 +8,7 @@
             python, venv, conda, container   data read by ``enter``, one value a line
             agent/                this package
             probes/lib/           what shipped probes share
+            library               the digest of ``probes``, 64 hex digits
         blobs/<sha256>            probe files that came over a session, by the hash of their bytes
         runs/<run id>/            0700, one run: see :class:`RunPaths`
         active.lock               held by the one active probe of the host
@@ -29,6 +30,7 @@ CONDA = "conda"
 CONTAINER = "container"
 AGENT = "agent"
 PROBES = "probes"
+LIBRARY = "library"
 BLOBS = "blobs"
 RUNS = "runs"
 ACTIVE_LOCK = "active.lock"

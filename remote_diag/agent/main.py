@@ -8,9 +8,9 @@ import sys
 from time import monotonic
 
 from . import wirejson
-from .digest import bundle_digest
+from .digest import bundle_digest, expected_library, library_digest
 from .frames import encode
-from .protocol import PROTOCOL
+from .protocol import CHECK_AGENT, CHECK_WHOLE, PROTOCOL
 
 _PATIENCE = 3600.0
 """Seconds that an agent waits for its client to want something; a session may have started it ahead of time."""
@@ -31,8 +31,15 @@ def main(entry_nonce: str, bundle: str) -> int:
     expected = os.path.basename(bundle)
     cache = os.path.dirname(bundle)
     if computed != expected:
-        _say(entry_nonce, "bundle-damaged", {"bundle": computed, "expected": _text(expected)})
-        return 0
+        return _say_damaged(entry_nonce, computed, expected)
+    # Read after that: the client may still be finding out what it will ask for.
+    word, rest = _line(b"")
+    if word not in (CHECK_AGENT, CHECK_WHOLE):
+        return _refuse("the second line on stdin must be %r or %r" % (CHECK_AGENT, CHECK_WHOLE)) if word else 0
+    if word == CHECK_WHOLE:
+        wanted, found = expected_library(bundle), library_digest(bundle)
+        if found != wanted:
+            return _say_damaged(entry_nonce, found, wanted)
     _say(
         entry_nonce,
         "hello",
@@ -47,12 +54,9 @@ def main(entry_nonce: str, bundle: str) -> int:
             "pid": os.getpid(),
         },
     )
-    line, rest = _first_line()
-    nonce = line.decode("ascii", "replace")
+    nonce, rest = _line(rest)
     if len(nonce) != _NONCE or nonce.strip("0123456789abcdef"):
-        if line:
-            os.write(2, b"rdiag agent: the second line on stdin must be a nonce of 32 hex digits\n")
-        return 2 if line else 0
+        return _refuse("the third line on stdin must be a nonce of 32 hex digits") if nonce else 0
     from .supervisor import Supervisor
 
     return Supervisor(bundle, cache, nonce, rest, umask).serve()
@@ -84,9 +88,22 @@ def _say(nonce: str, kind: str, fields: dict[str, object]) -> None:
         data = data[os.write(1, data) :]
 
 
-def _first_line() -> tuple[bytes, bytes]:
-    """Return the first line on stdin and what came with it; empty when the client ends or says nothing."""
-    data = b""
+def _say_damaged(nonce: str, found: str, expected: str) -> int:
+    _say(nonce, "bundle-damaged", {"bundle": found, "expected": _text(expected)})
+    return 0
+
+
+def _refuse(cause: str) -> int:
+    os.write(2, b"rdiag agent: %s\n" % cause.encode("ascii"))
+    return 2
+
+
+def _line(data: bytes) -> tuple[str, bytes]:
+    """Return the next line and what came after it; empty when the client ends or says nothing.
+
+    Args:
+        data: what was read of it before.
+    """
     until = monotonic() + _PATIENCE
     while b"\n" not in data and len(data) <= _NONCE:
         poller = select.poll()
@@ -95,10 +112,10 @@ def _first_line() -> tuple[bytes, bytes]:
         ready = poller.poll(max(0.0, until - monotonic()) * 1000)
         if not any(descriptor == 0 for descriptor, _ in ready):
             # Too late, or nobody reads our stdout any more.
-            return b"", b""
+            return "", b""
         piece = os.read(0, 1 << 16)
         if not piece:
-            return b"", b""
+            return "", b""
         data += piece
     line, _, rest = data.partition(b"\n")
-    return line, rest
+    return line.decode("ascii", "replace"), rest

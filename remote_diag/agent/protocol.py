@@ -5,6 +5,11 @@ from __future__ import annotations
 PROTOCOL = 1
 """Raised whenever a frame changes its meaning. Client and agent come from one release, so they always agree."""
 
+CHECK_AGENT = "agent"
+CHECK_WHOLE = "whole"
+"""The client's second line: what must be undamaged before the agent says hello. Its own files always are checked;
+the library, which is several times as large, only for what may import it."""
+
 PASSIVE_EFFECTS = ("reads-files", "runs-commands", "network", "writes-files")
 ACTIVE_EFFECTS = ("cuda", "collectives")
 """Effects that could disturb a running job: such a probe needs the host's GPUs for itself."""

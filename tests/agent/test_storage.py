@@ -8,6 +8,7 @@ import os
 import shutil
 import stat
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -166,14 +167,44 @@ def test_a_disk_that_fills_up_spoils_the_kept_copy_and_not_the_run(tiny_disk: Pa
     assert any("result.json was not written: No space left" in line for line in answer.end["details"])
 
 
-def test_a_damaged_bundle_says_so_and_runs_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("place", ["agent/runner.py", "probes/lib/__init__.py", "probes/more.py", "library", "enter"])
+def test_a_damaged_bundle_says_so_and_runs_nothing(tmp_path: Path, place: str) -> None:
     bundle = lay_out_bundle(tmp_path / "cache")
-    (bundle / "probes" / "lib" / "__init__.py").write_text("damaged = True\n")
+    (bundle / place).write_text("damaged = True\n")
     with AgentDriver(bundle) as driver:
+        driver.begin(PROBE)
         said = json.loads(driver.wait_for("bundle-damaged").payload)
         assert driver.process.wait(10) == 0
-    assert said["expected"] == bundle.name != said["bundle"]
+    assert said["expected"] != said["bundle"]
+    assert [frame.kind for frame in driver.frames] == ["bundle-damaged"]
     assert not (tmp_path / "cache" / "runs").exists()
+
+
+def test_damage_in_the_library_is_no_matter_for_what_does_not_use_it(tmp_path: Path) -> None:
+    bundle = lay_out_bundle(tmp_path / "cache")
+    shutil.rmtree(bundle / "probes")
+    with AgentDriver(bundle, check="agent") as driver:
+        assert driver.run(PROBE).outcome == "ok"
+
+
+@pytest.mark.parametrize(
+    ("sent", "said"),
+    [(b"all\n", b"second line"), (b"whole\nxyz\n", b"third line"), (b"\xff" * 100, b"second line")],
+    ids=["word", "nonce", "noise"],
+)
+def test_an_agent_that_is_talked_to_by_somebody_else_ends(tmp_path: Path, sent: bytes, said: bytes) -> None:
+    bundle = lay_out_bundle(tmp_path / "cache")
+    argv = [sys.executable, "-E", "-s", "-S", str(bundle / "agent" / "__main__.py"), "0" * 32]
+    done = subprocess.run(argv, input=sent, capture_output=True, timeout=30)
+    assert (done.returncode, said in done.stderr) == (2, True), done.stderr
+
+
+@pytest.mark.parametrize("sent", [b"", b"whole\n"])
+def test_an_agent_whose_client_leaves_says_nothing_of_it(tmp_path: Path, sent: bytes) -> None:
+    bundle = lay_out_bundle(tmp_path / "cache")
+    argv = [sys.executable, "-E", "-s", "-S", str(bundle / "agent" / "__main__.py"), "0" * 32]
+    done = subprocess.run(argv, input=sent, capture_output=True, timeout=30)
+    assert (done.returncode, done.stderr, b"hello" in done.stdout) == (0, b"", bool(sent))
 
 
 def test_a_kept_run_can_be_repeated_by_hand(bundle: Path, tmp_path: Path) -> None:

@@ -16,8 +16,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from remote_diag.agent.digest import bundle_digest
+from remote_diag.agent.digest import bundle_digest, library_digest
 from remote_diag.agent.frames import Decoder, Encoder, Frame
+from remote_diag.agent.layout import LIBRARY
+from remote_diag.agent.protocol import CHECK_WHOLE
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PATIENCE = 30.0
@@ -55,6 +57,7 @@ def lay_out_bundle(cache: Path, blobs: tuple[bytes, ...] = ()) -> Path:
     shutil.copytree(REPOSITORY / "remote_diag" / "agent", staging / "agent", ignore=ignore)
     shutil.copytree(REPOSITORY / "probes" / "lib", staging / "probes" / "lib", ignore=ignore)
     shutil.copy(REPOSITORY / "probes" / "__init__.py", staging / "probes" / "__init__.py")
+    (staging / LIBRARY).write_text(library_digest(str(staging)) + "\n")
     for blob in blobs:
         (staging / "blobs").mkdir(exist_ok=True)
         (staging / "blobs" / hashlib.sha256(blob).hexdigest()).write_bytes(blob)
@@ -101,6 +104,8 @@ class AgentDriver:
     python: str = sys.executable
     env: dict[str, str] = field(default_factory=lambda: dict(os.environ))
     run_id: str = field(default_factory=lambda: "test-" + secrets.token_hex(6))
+    check: str = CHECK_WHOLE
+    """What must be undamaged before the agent says hello."""
 
     def __enter__(self) -> AgentDriver:
         self.entry_nonce, self.nonce = secrets.token_hex(16), secrets.token_hex(16)
@@ -116,6 +121,7 @@ class AgentDriver:
             env=self.env,
             bufsize=0,
         )
+        self.write(self.check.encode() + b"\n")
         return self
 
     def __exit__(self, *_exc: object) -> None:
