@@ -34,6 +34,8 @@ class Params:
 
     gpus: int | None = None
     """How many GPUs there should be; None where nobody said."""
+    gpus_from_inventory: bool = False
+    """Whether that number is the inventory's, and was not given for this run."""
     thresholds: dict[str, float] | None = None
     """Thresholds of your own by their name in thresholds.json; the unit is the one given there."""
     without: tuple[str, ...] = ()
@@ -348,7 +350,7 @@ class Result:
     expected_gpus: int | None
     """How many there should be; None where nobody said."""
     usable_gpus: int
-    """How many the driver reaches."""
+    """How many the driver reaches and no finding calls failed."""
     source: str
     """Where the metrics come from: nvml, nvidia-smi, or what was parsed; ``nothing`` where nobody answered."""
     driver_version: str | None
@@ -412,13 +414,16 @@ def _check(params: Params) -> None:
 
 
 def _judge(seen: Seen, params: Params, context: Context) -> Result:
+    from probes.lib.gpu.census import expectation
     from probes.lib.gpu.health import judge
     from probes.lib.gpu.thresholds import Thresholds
 
-    report = judge(seen, Thresholds(params.thresholds), params.gpus, params.without)
+    expected = expectation(params.gpus, from_inventory=params.gpus_from_inventory)
+    report = judge(seen, Thresholds(params.thresholds), expected, params.without)
     for place, judgement in enumerate(report.judgements):
         if place == _MAX_FINDINGS:
-            _tell_the_rest(report, context)
+            left = report.judgements[_MAX_FINDINGS:]
+            context.finding("unknown", "more-findings", "%d more findings; each GPU's checks are in the result" % len(left), value=len(left))
             break
         level: Level = judgement.level  # type: ignore[assignment]
         context.finding(level, *judgement[1:3], **dict(zip(judgement._fields[3:], judgement[3:])))  # type: ignore[arg-type]
@@ -426,11 +431,6 @@ def _judge(seen: Seen, params: Params, context: Context) -> Result:
 
 
 _MAX_FINDINGS = 900
-
-
-def _tell_the_rest(report: Report, context: Context) -> None:
-    left = report.judgements[_MAX_FINDINGS:]
-    context.finding("unknown", "more-findings", "%d more findings; each GPU's checks are in the result" % len(left), value=len(left))
 
 
 def _result(seen: Seen, report: Report, params: Params) -> Result:
@@ -444,7 +444,7 @@ def _result(seen: Seen, report: Report, params: Params) -> Result:
     return Result(
         gpus=tuple(_gpu(gpu, report.holders or ()) for gpu in report.gpus),
         expected_gpus=params.gpus,
-        usable_gpus=sum(usable(reading) for reading in seen.readings),
+        usable_gpus=sum(usable(gpu.reading) and gpu.status != "fail" for gpu in report.gpus),
         source=seen.source,
         driver_version=versions[0] if versions else None,
         module_version=seen.module.version if seen.module is not None else None,

@@ -35,6 +35,8 @@ class Params:
 
     gpus: int | None = None
     """How many GPUs there should be; None where nobody said."""
+    gpus_from_inventory: bool = False
+    """Whether that number is the inventory's, and was not given for this run."""
     p2p_level: str | None = None
     """NCCL_P2P_LEVEL to assume, such as SYS; None for what is set on the host."""
     root: str = "/"
@@ -304,10 +306,12 @@ def parse(data: bytes, params: Params, context: Context) -> Result:
 
 def _answer(facts: Facts, params: Params, context: Context) -> Result:
     from probes.lib.gpu import nccl_paths, topo_checks, topo_pairs
+    from probes.lib.gpu.census import expectation
 
+    expected = expectation(params.gpus, from_inventory=params.gpus_from_inventory)
     limit = nccl_paths.level(facts.settings, gpus=len(facts.gpus), cpu_vendor=facts.cpu_vendor)
     pairs = topo_pairs.pairs(facts, limit)
-    judgements = topo_checks.judge(facts, limit, pairs, params.gpus)
+    judgements = topo_checks.judge(facts, limit, pairs, expected)
     for judgement in judgements[:MAX_FINDINGS]:
         context.finding(**judgement._asdict())
     return _result(facts, params, limit, pairs, judgements)

@@ -97,6 +97,32 @@ def test_for_people_the_verdict_comes_first(tmp_path: Path, start_sshd: Callable
     assert sum(line.split()[:1] == [str(index)] for index in range(8) for line in broken) == 8
 
 
+def test_the_first_line_does_not_contradict_the_findings(tmp_path: Path, start_sshd: Callable[..., TestSshd]) -> None:
+    with a_host("local", h200(), tmp_path, start_sshd) as host:
+        host.smi.gpus[5]["gpu_recovery_action"] = "Reset"
+        host.smi.gpus[6]["remapped_rows.pending"] = "Yes"
+        host.smi.write()
+        host.smi.kernel_log("[  300.1] NVRM: Xid (PCI:0000:61:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.")
+        told, answer = host.rdiag(), host.rdiag("--json").json
+    first = "box: gpu: fail - 6 of 8 GPUs usable; 2 failed (1 recovery-action, 1 xid-79); 1 degraded (remap-pending)"
+    assert " ".join(told.out.split()).startswith(first)
+    assert answer["result"]["usable_gpus"] == 6
+    (count,) = [one for one in answer["findings"] if one["code"] == "gpu-count"]
+    assert (count["level"], count["value"], "usable" in str(count)) == ("ok", 8, False)
+
+
+def test_who_says_how_many_gpus_there_should_be(tmp_path: Path, start_sshd: Callable[..., TestSshd]) -> None:
+    with a_host("local", h200(7), tmp_path, start_sshd) as host:
+        for arguments, source, action in (
+            ((), "gpus in hosts.yaml", "correct gpus in hosts.yaml"), (("--gpus", "9"), "gpus given for this run", "--gpus"),
+            (("--gpus", "7"), "gpus given for this run", None), (("--gpus", "6"), "gpus given for this run", "--gpus"),
+        ):  # fmt: skip
+            (count,) = [one for one in host.rdiag("--json", *arguments).json["findings"] if one["code"] == "gpu-count"]
+            assert count["threshold_source"] == source
+            assert action is None or action in count["action"]
+            assert source == "gpus in hosts.yaml" or "hosts.yaml" not in str(count)
+
+
 def test_a_baseline_tells_what_changed(tmp_path: Path, start_sshd: Callable[..., TestSshd]) -> None:
     with a_host("local", h200(), tmp_path, start_sshd) as host:
         saved = host.rdiag("--save-baseline", "--json").json

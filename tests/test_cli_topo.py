@@ -96,7 +96,12 @@ def test_the_inventory_says_how_many_there_should_be(tmp_path: Path, box: GpuHos
     ran = rdiag("topo", "--host", "box", "-i", str(tmp_path / "hosts.yaml"), "--root", str(box.root), "--json", home=tmp_path, PATH=box.smi.path)
     assert ran.code == 1, ran.err
     assert ran.json["result"]["expected_gpus"] == 9
-    assert "gpu-count" in [finding["code"] for finding in ran.json["findings"]]
+    (count,) = [finding for finding in ran.json["findings"] if finding["code"] == "gpu-count"]
+    assert (count["level"], count["threshold_source"]) == ("fail", "gpus in hosts.yaml")
+    given = ("--gpus", "7", "--root", str(box.root), "--json")
+    ran = rdiag("topo", "--host", "box", "-i", str(tmp_path / "hosts.yaml"), *given, home=tmp_path, PATH=box.smi.path)
+    (count,) = [finding for finding in ran.json["findings"] if finding["code"] == "gpu-count"]
+    assert (count["threshold"], count["threshold_source"]) == (7, "gpus given for this run")
 
 
 def test_a_baseline_shows_what_changed(tmp_path: Path, box: GpuHost) -> None:

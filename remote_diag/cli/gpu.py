@@ -106,7 +106,7 @@ def command(
         return build_params(probe, base=base)
 
     def for_host(params: Any, host: Host) -> Any:
-        return params if params.gpus is not None else dataclasses.replace(params, gpus=host.gpus)
+        return params if params.gpus is not None else dataclasses.replace(params, gpus=host.gpus, gpus_from_inventory=host.gpus is not None)
 
     _check_names(without)
     if parsed is not None:

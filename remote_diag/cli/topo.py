@@ -55,7 +55,7 @@ def command(settings: Settings, /, parsed: Path | None, plot: Path | None, **giv
         return build(probe, base={name: value for name, value in given.items() if value is not None})
 
     def for_host(params: Any, host: Host) -> Any:
-        return replace(params, gpus=host.gpus) if params.gpus is None else params
+        return replace(params, gpus=host.gpus, gpus_from_inventory=host.gpus is not None) if params.gpus is None else params
 
     if parsed is not None:
         return execute_parsed(settings, "topo", parsed, params, view=render, then=picture)

@@ -47,13 +47,32 @@ def render(outcome: Outcome[Any]) -> RenderableType:
 def _sentence(outcome: Outcome[Any]) -> str:
     result: Any = outcome.answer
     there = result.expected_gpus if result.expected_gpus is not None else len(result.gpus)
-    usable = f"{result.usable_gpus} of {there} GPUs usable" if there or result.gpus else "no GPU"
+    usable = f"{result.usable_gpus} of {there} GPUs usable{_what_some_have(outcome)}" if there or result.gpus else "no GPU"
     busy = sum(gpu.free is False for gpu in result.gpus)
     if busy:
         usable += f", {busy} in use"
     levels = Counter(level for group in (result.checks, *(gpu.checks for gpu in result.gpus)) for level in group.values())
     told = [f"{levels[level]} {level}" for level in ("ok", "fail", "degraded", "unknown") if levels[level] or level == "ok"]
     return f"{usable} (checks: {', '.join(told)})"
+
+
+def _what_some_have(outcome: Outcome[Any]) -> str:
+    """Say how many GPUs have failed or are degraded, and of what: the count alone would hide it."""
+    parts = []
+    for level, verb in (("fail", "failed"), ("degraded", "degraded")):
+        of_cards = [one for one in outcome.findings if one.level == level and (one.subject or "").startswith("gpu ")]
+        cards = {(one.subject or "").split()[-1 if len((one.subject or "").split()) < 3 else 2] for one in of_cards}
+        if not cards:
+            continue
+        codes = Counter(code for code, _ in {(one.code, one.subject) for one in of_cards})
+        words = [f"{count} {code}" if len(cards) > 1 else code for code, count in sorted(codes.items(), key=lambda item: (-item[1], item[0]))[:_MAX_CODES]]
+        more = f", {len(codes) - _MAX_CODES} more" if len(codes) > _MAX_CODES else ""
+        parts.append(f"; {len(cards)} {verb} ({', '.join(words)}{more})")
+    return "".join(parts)
+
+
+_MAX_CODES = 3
+"""Kinds of findings that the headline names."""
 
 
 def _number(value: float | None, unit: str = "") -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from .collect import gpus_of
 from .judgement import Judgement
 from .missing import Missing, known
@@ -16,7 +18,28 @@ _LOST = (
     "end what still runs on it, then power-cycle the host (a reboot may not be enough); look for Xid 79 in dmesg; "
     "check power, seat and heat; have it replaced if it comes again"
 )
+INVENTORY = "gpus in hosts.yaml"
+GIVEN = "gpus given for this run"
 PASSED_ON = ("vfio-pci", "xen-pciback", "pci-stub")
+
+
+@dataclass(frozen=True)
+class Expected:
+    """How many GPUs there should be, and who says so."""
+
+    gpus: int
+    source: str
+    """:data:`INVENTORY` or :data:`GIVEN`."""
+
+    @property
+    def correction(self) -> str:
+        """What to do where it is the number that is wrong."""
+        return "correct %s if it is wrong" % self.source if self.source == INVENTORY else "or ask for another number: --gpus"
+
+
+def expectation(gpus: int | None, *, from_inventory: bool) -> Expected | None:
+    """Return how many GPUs there should be; None where nobody said."""
+    return None if gpus is None else Expected(gpus, INVENTORY if from_inventory else GIVEN)
 
 
 def usable(reading: GpuReading) -> bool:
@@ -28,32 +51,32 @@ def _says(reading: GpuReading, reason: str) -> bool:
     return any(isinstance(value, Missing) and value.reason == reason for _, value in reading.metrics())
 
 
-def count(seen: Seen, expected: int | None) -> list[Judgement]:
-    """Hold the number of usable GPUs against what is expected and against what else is listed."""
+def count(seen: Seen, expected: Expected | None) -> list[Judgement]:
+    """Hold the number of GPUs that the driver reaches against what is expected and against what else is listed."""
     reached = [reading for reading in seen.readings if usable(reading)]
     number, physical = len(reached), gpus_of(seen.devices)
     evidence = (
-        "%s: %d, usable %d" % (seen.source, len(seen.readings), number),
+        "%s: %d, reached %d" % (seen.source, len(seen.readings), number),
         "lspci: %s" % (seen.devices_why or "not asked" if seen.devices is None else len(physical)),
         "/proc/driver/nvidia/gpus: %s" % ("not there" if seen.proc_gpus is None else len(seen.proc_gpus)),
     )
     told = [] if seen.parsed else [*_physical(seen, physical), *_in_proc(seen)]
-    if expected is not None and number < expected:
-        message = "%d of %d GPUs are usable" % (number, expected)
-        action = "look at the findings about single cards, at Xid lines in dmesg and at the container's --gpus; correct gpus in hosts.yaml if it is wrong"
+    if expected is not None and number < expected.gpus:
+        message = "the driver reaches %d of %d GPUs" % (number, expected.gpus)
+        action = "look at the findings about single cards, at Xid lines in dmesg and at the container's --gpus; %s" % expected.correction
         level = "unknown" if seen.unread or (not seen.readings and seen.cannot_ask is not None) else "fail"
         told.append(
-            Judgement(level, "gpu-count", message, None, number, "GPUs", expected, "gpus in hosts.yaml", evidence, action)
+            Judgement(level, "gpu-count", message, None, number, "GPUs", expected.gpus, expected.source, evidence, action)
         )
-    elif expected is not None and number > expected:
+    elif expected is not None and number > expected.gpus:
         told.append(
-            Judgement("degraded", "gpu-count", "%d GPUs where %d are expected" % (number, expected), None, number, "GPUs", expected,
-                      "gpus in hosts.yaml", evidence, "correct gpus in hosts.yaml if it is wrong")
+            Judgement("degraded", "gpu-count", "%d GPUs where %d are expected" % (number, expected.gpus), None, number, "GPUs", expected.gpus,
+                      expected.source, evidence, expected.correction)
         )  # fmt: skip
     elif len(reached) == len(seen.readings) and reached and not told and not seen.unread:
         told.append(
-            Judgement("ok", "gpu-count", "%d NVIDIA GPUs" % number, None, number, "GPUs", expected,
-                      None if expected is None else "gpus in hosts.yaml", evidence)
+            Judgement("ok", "gpu-count", "%d NVIDIA GPUs" % number, None, number, "GPUs", None if expected is None else expected.gpus,
+                      None if expected is None else expected.source, evidence)
         )  # fmt: skip
     if seen.unread:
         told.append(

@@ -18,6 +18,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Callable, Iterable, Sequence
 
+    from .census import Expected
     from .collect import Seen
     from .occupancy import GpuUse
     from .owners import Holder
@@ -67,7 +68,7 @@ class Report:
 def judge(
     seen: Seen,
     thresholds: Thresholds,
-    expected: int | None = None,
+    expected: Expected | None = None,
     without: Sequence[str] = (),
     *,
     root: str = "/",
@@ -115,7 +116,7 @@ def _worst(levels: Iterable[str]) -> str:
 
 
 def _host_checks(
-    seen: Seen, report: Report, thresholds: Thresholds, expected: int | None, root: str
+    seen: Seen, report: Report, thresholds: Thresholds, expected: Expected | None, root: str
 ) -> dict[str, Callable[[], list[Judgement]]]:
     checks: dict[str, Callable[[], list[Judgement]]] = {
         "count": lambda: census.count(seen, expected),

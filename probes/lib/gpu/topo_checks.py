@@ -19,6 +19,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Iterator, Sequence
 
+    from probes.lib.gpu.census import Expected
     from probes.lib.gpu.nccl_paths import Level
     from probes.lib.gpu.topo_pairs import Pair
     from probes.lib.gpu.topo_reading import Facts, Gpu
@@ -28,7 +29,7 @@ LINK_XIDS = {74, 79, 136, *range(144, 151), 155, 167}
 """Xids that speak of links; the others are for the check of the GPUs themselves."""
 
 
-def judge(facts: Facts, limit: Level, found: Sequence[Pair], expected: int | None = None) -> list[Judgement]:
+def judge(facts: Facts, limit: Level, found: Sequence[Pair], expected: Expected | None = None) -> list[Judgement]:
     """Return the findings, the worst first."""
     told = [*_count(facts, expected), *_inventory(facts), *_matrix(facts), *_capabilities(facts, found), *_ways(facts, limit, found), *_nvlinks(facts), *_nics(facts)]
     if facts.source == "host":
@@ -37,16 +38,17 @@ def judge(facts: Facts, limit: Level, found: Sequence[Pair], expected: int | Non
     return sorted(told, key=lambda item: order.index(item.level))
 
 
-def _count(facts: Facts, expected: int | None) -> Iterator[Judgement]:
+def _count(facts: Facts, expected: Expected | None) -> Iterator[Judgement]:
     if expected is None:
         return
     count = sum(1 for gpu in facts.gpus if gpu.index is not None)
     unread = any(not line.startswith("lspci: ") for line in facts.damaged)
-    known = facts.source == "saved" or (facts.smi_listed and (count >= expected or not unread))
-    level = "unknown" if not known else "ok" if count == expected else "fail"
+    known = facts.source == "saved" or (facts.smi_listed and (count >= expected.gpus or not unread))
+    level = "unknown" if not known else "ok" if count == expected.gpus else "fail"
     yield Judgement(
-        level, "gpu-count", "%d of %d GPUs are there" % (count, expected), value=count, unit="GPUs", threshold=expected,
-        threshold_source="the inventory or --gpus", action=None if level == "ok" else "look which bus id is not there: lspci, kernel log",
+        level, "gpu-count", "%d of %d GPUs are there" % (count, expected.gpus), value=count, unit="GPUs", threshold=expected.gpus,
+        threshold_source=expected.source,
+        action=None if level == "ok" else "look which bus id is not there: lspci, kernel log; %s" % expected.correction,
     )  # fmt: skip
 
 
