@@ -11,7 +11,7 @@ from .run import execute
 from .settings import Settings
 
 if TYPE_CHECKING:
-    from ..baselines import Watch
+    from ..comparison import Comparison
     from ..probe import Probe
 
 
@@ -51,22 +51,29 @@ def command(settings: Settings, /, pid: int | None, redact: bool, torch: bool, l
 
         return build_params(probe, base=values)
 
-    return execute(settings, "env", build, view=render, watched=None if redact else watched(like), like=like, redact=redact)
+    return execute(settings, "env", build, view=render, watched=None if redact else watched(like, torch=torch), like=like, redact=redact)
 
 
-def watched(like: str | None = None) -> tuple[Watch, ...]:
-    """Return what is compared with the host's baseline, or with that of another host."""
-    from ..baselines import Watch
+def watched(like: str | None = None, *, torch: bool = True) -> Comparison:
+    """Return what is compared with the host's baseline, or with that of another host.
 
-    return (
+    Args:
+        like: the other host; what is another one on each host is left out.
+        torch: whether torch was asked; without it, what only torch tells is left out.
+    """
+    from ..comparison import Comparison, Watch
+
+    # Of these there may be none, and that is an answer.
+    null_says = {"driver.cuda", "torch.cuda", "machine.container"}
+    watches = (
         *(
-            Watch(path)
+            Watch(path, null_says=path in null_says)
             for path in (
                 "driver.version", "driver.open_module", "driver.cuda", "driver.modules", "driver.parameters", "driver.services",
-                "driver.models", "torch.version", "torch.cuda", "torch.arch_list", "nccl_version", "settings[name,source]",
-                "settings[name,source].value", "settings[name,source].in_force", "machine.kernel", "machine.virtualisation",
-                "machine.container", "machine.cpu_model", "machine.governors", "machine.numa_nodes", "machine.kernel_options",
-                "machine.limits", "machine.infiniband",
+                "driver.models", *(("torch.version", "torch.cuda", "torch.arch_list", "nccl_version") if torch else ()),
+                "settings[name,source]", "settings[name,source].value", "settings[name,source].in_force", "machine.kernel",
+                "machine.virtualisation", "machine.container", "machine.cpu_model", "machine.governors", "machine.numa_nodes",
+                "machine.kernel_options", "machine.limits", "machine.infiniband",
             )
         ),
         Watch("machine.shm_total_bytes", tolerance=0.01, unit="bytes"),
@@ -75,3 +82,4 @@ def watched(like: str | None = None) -> tuple[Watch, ...]:
         Watch("python_version", level="ok"),
         *(() if like else (Watch("machine.boot_id", level="ok", action="the host was started again since"),)),
     )  # fmt: skip
+    return Comparison(watches)
