@@ -3,7 +3,8 @@
 What makes a GPU free is decided by :mod:`probes.lib.gpu.occupancy`, which travels to the host beside the agent.
 
 nvidia-smi is asked without ever being waited for: in a driver that hangs it cannot even be killed. At most one
-question is open at a time; one that stays without an answer ends the guarding, it is never asked twice.
+question is open at a time, on the whole machine; one that stays without an answer ends the guarding, it is never
+asked twice, nor while what an earlier run has asked has no answer (:mod:`probes.lib.gpu.one_at_a_time`).
 """
 
 from __future__ import annotations
@@ -15,13 +16,14 @@ import signal
 from time import monotonic, time
 
 from . import wirejson
-from .layout import ACTIVE_LOCK
+from .layout import ACTIVE_LOCK, smi_lock
 from .protocol import REFUSED
 from .verdict import Verdict
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from probes.lib.gpu.occupancy import GpuProcess, Inquiry
+    from probes.lib.gpu.one_at_a_time import Turn
 
     from .processes import Children, Tree
     from .request import Request
@@ -45,17 +47,28 @@ class Question:
         env: its environment variables.
         children: who waits for it.
         arguments: what it is asked.
+        turn: the turn that it takes, which is ready; ended with the question.
+
+    Raises:
+        OSError: it cannot be started.
     """
 
     def __init__(
-        self, path: str, env: dict[str, str], children: Children, arguments: tuple[str, ...]
+        self, path: str, env: dict[str, str], children: Children, arguments: tuple[str, ...], turn: Turn
     ) -> None:
-        self.descriptor, writer = os.pipe()
+        try:
+            self.descriptor, writer = os.pipe()
+        except OSError:
+            turn.end(over=True)
+            raise
         os.set_blocking(self.descriptor, False)
         self._children = children
         self._asked = monotonic()
         self._answer = b""
         self._complete = False
+        self._turn = turn
+        for descriptor in turn.inherited:
+            os.set_inheritable(descriptor, True)  # noqa: FBT003 - the only way this call takes it
         try:
             self._pid = os.posix_spawn(
                 path,
@@ -70,9 +83,14 @@ class Question:
             )
         except OSError:
             os.close(self.descriptor)
+            turn.end(over=True)
             raise
         finally:
             os.close(writer)
+            for descriptor in turn.inherited:
+                # Nothing else that this process starts may have it.
+                os.set_inheritable(descriptor, False)  # noqa: FBT003 - see above
+        turn.started(self._pid)
         children.await_(self._pid)
 
     def read(self) -> None:
@@ -120,6 +138,8 @@ class Question:
                 os.killpg(self._pid, signal.SIGKILL)
             except (ProcessLookupError, PermissionError):
                 pass
+        self._children.reap()
+        self._turn.end(over=self._pid not in self._children.pending())
 
 
 class Guard:
@@ -134,10 +154,12 @@ class Guard:
 
     def __init__(self, cache: str, request: Request, env: dict[str, str], children: Children) -> None:
         self._path = os.path.join(cache, ACTIVE_LOCK)
+        self._smi_lock = smi_lock(cache)
         self._request = request
         self._env = env
         self._children = children
         self._lock: int | None = None
+        self._turn: Turn | None = None
         self._question: Question | None = None
         self._next_question: float | None = None
         self._tree: Tree | None = None
@@ -190,6 +212,9 @@ class Guard:
         """Ask no more: the run is being ended. The lock stays."""
         if self._question is not None:
             self._dismiss(self._question)
+        if self._turn is not None:
+            self._turn.end(over=True)
+            self._turn = None
         self._next_question = None
 
     def close(self) -> None:
@@ -230,15 +255,25 @@ class Guard:
         return None
 
     def _ask(self) -> Verdict | None:
-        path = find_on_path(PROGRAM, self._env.get("PATH") or os.defpath)
-        if path is None:
-            return self._cannot_tell("%s is not on the PATH" % PROGRAM)
+        """Ask when it is our turn, which others may have first; return a refusal when that cannot be."""
         from probes.lib.gpu.occupancy import APPS_QUESTION
+        from probes.lib.gpu.one_at_a_time import PAUSE, Busy, Turn
 
         arguments = APPS_QUESTION if self._inquiry is None else self._inquiry.question
         assert arguments is not None  # noqa: S101 - an inquiry that is over is not asked
+        if self._turn is None:
+            self._turn = Turn(self._smi_lock, " ".join((PROGRAM, *arguments)), ANSWER_WITHIN)
         try:
-            self._question = Question(path, self._env, self._children, arguments)
+            path = locate(self._env)
+            if not self._turn.ready():
+                self._next_question = monotonic() + PAUSE
+                return None
+        except (Busy, ValueError) as error:
+            self.rest()
+            return self._cannot_tell(str(error))
+        turn, self._turn = self._turn, None
+        try:
+            self._question = Question(path, self._env, self._children, arguments, turn)
         except OSError as error:
             return self._cannot_tell("%s cannot be started: %s" % (path, error.strerror))
         return None
@@ -322,13 +357,14 @@ class Guard:
         return Verdict(REFUSED, "%s whether the GPUs are free: %s" % (longer, cause), "if you know that they are, " + _FORCE)
 
 
-def find_on_path(program: str, path: str) -> str | None:
-    """Return the first executable ``program`` on ``path``."""
-    for folder in path.split(os.pathsep):
-        candidate = os.path.join(folder, program)
-        if folder and os.path.isfile(candidate) and os.access(candidate, os.X_OK):
-            return candidate
-    return None
+def locate(env: dict[str, str]) -> str:
+    """Return the path of nvidia-smi, found as probes find it; raise ValueError when there is none."""
+    from probes.lib.gpu.where import find
+
+    path = find(PROGRAM, env.get("PATH") or os.defpath)
+    if path is None:
+        raise ValueError("%s is not on the PATH, nor where it usually is" % PROGRAM)
+    return path
 
 
 def _describe_holder(content: bytes) -> str:

@@ -12,6 +12,9 @@
         blobs/<sha256>            probe files that came over a session, by the hash of their bytes
         runs/<run id>/            0700, one run: see :class:`RunPaths`
         active.lock               held by the one active probe of the host
+        nvidia-smi.<boot id>.lock  held by whatever asks the GPU driver, see probes/lib/gpu/one_at_a_time.py; a home
+                                  folder may be that of many hosts, and the driver of one must not hold up another
+        nvidia-smi.<boot id>.lock.next  held by who is next to ask it
         jobs/<name>.v<N>/         0700, one attempt of a job: see :class:`JobPaths`
         jobs/.numbers/<name>      the last number given to an attempt
         launches/<launch id>      the job that this launch became; made once, so nothing is launched twice
@@ -34,6 +37,8 @@ LIBRARY = "library"
 BLOBS = "blobs"
 RUNS = "runs"
 ACTIVE_LOCK = "active.lock"
+SMI_LOCK = "nvidia-smi.%s.lock"
+"""The boot id stands for the machine as well as for the boot: no process of an earlier one is left."""
 JOBS = "jobs"
 JOB_NUMBERS = ".numbers"
 LAUNCHES = "launches"
@@ -43,6 +48,23 @@ MARKER = "RDIAG_RUN_ID"
 """Environment variable that every process of a run carries; by it they are found again."""
 JOB_MARKER = "RDIAG_JOB"
 """The same for jobs: ``<job id>:<token>``."""
+SMI_LOCK_VARIABLE = "RDIAG_SMI_LOCK"
+"""Environment variable that tells a probe, and what it starts, the path of the lock of the GPU driver."""
+
+
+def boot_id() -> str:
+    """Return the identifier that the kernel made when it started; empty where it does not tell."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as stream:
+            return stream.read(64).strip()
+    except OSError:
+        return ""
+
+
+def smi_lock(cache: str) -> str | None:
+    """Return the path of the lock of this machine's GPU driver; None where nobody can tell which machine this is."""
+    boot = boot_id()
+    return os.path.join(cache, SMI_LOCK % boot) if boot.replace("-", "").isalnum() else None
 
 
 class RunPaths:

@@ -76,14 +76,17 @@ def main(arguments: list[str]) -> None:
 
 def enter_by_hand(request: dict[str, Any], directory: str) -> None:
     """Become what the agent would have started: same environment variables, same working directory."""
-    from .layout import MARKER
-    from .request import Request
+    from .layout import MARKER, smi_lock
+    from .request import Request, is_sha256
     from .spawn import child_environment, encoded, inherited_environment
 
     if os.environ.get(MARKER) == request["run_id"]:
         return
     checked = Request(json.dumps(request).encode("ascii"))
-    env = child_environment(checked, inherited_environment(), sys.executable)
+    bundle = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    # Beside an installed release is the cache; anywhere else is no place for a lock.
+    lock = smi_lock(os.path.dirname(bundle)) if is_sha256(os.path.basename(bundle)) else None
+    env = child_environment(checked, inherited_environment(), sys.executable, lock)
     if checked.workdir is not None:
         os.chdir(encoded(checked.workdir))
     program = os.path.join(os.path.dirname(os.path.abspath(__file__)), "probe_main.py")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-from .layout import MARKER
+from .layout import MARKER, SMI_LOCK_VARIABLE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -33,10 +33,18 @@ def inherited_environment() -> dict[str, str]:
     return {as_utf8(name): as_utf8(value) for name, value in os.environ.items()}
 
 
-def child_environment(request: Request, inherited: dict[str, str], executable: str) -> dict[str, str]:
+def child_environment(
+    request: Request, inherited: dict[str, str], executable: str, smi_lock: str | None = None
+) -> dict[str, str]:
     """Return the environment variables of the probe: the login's, the interpreter's, the host's, and ours.
 
     ``request.env`` outranks what :func:`entered` sets.
+
+    Args:
+        request: what the client asked for.
+        inherited: environment variables of the agent.
+        executable: the interpreter.
+        smi_lock: path of the lock of the GPU driver; None where there is none.
     """
     env = entered(inherited, executable)
     env.update(request.env)
@@ -46,6 +54,8 @@ def child_environment(request: Request, inherited: dict[str, str], executable: s
         # Values travel as UTF-8; in another locale the probe would read something else than the user wrote.
         env.setdefault("PYTHONUTF8", "1")
     env[MARKER] = request.run_id
+    if smi_lock is not None:
+        env[SMI_LOCK_VARIABLE] = as_utf8(smi_lock)
     return env
 
 

@@ -216,10 +216,11 @@ class Supervisor:
             self._guard.protects(self._run.tree)
 
     def _environment(self) -> dict[str, str]:
+        from .layout import smi_lock
         from .spawn import child_environment, inherited_environment
 
         assert self._request is not None  # noqa: S101 - see above
-        return child_environment(self._request, inherited_environment(), sys.executable)
+        return child_environment(self._request, inherited_environment(), sys.executable, smi_lock(self._cache))
 
     def _prepare_for_children(self) -> Children:
         if self._children is None:

@@ -13,11 +13,15 @@ from pathlib import Path
 
 import pytest
 
+from probes.lib.gpu import where
 from probes.lib.gpu.occupancy import APPS_QUESTION, GPUS_QUESTION, GpuProcess
+from probes.lib.gpu.one_at_a_time import Turn
 from remote_diag.agent import guard as guard_module
 from remote_diag.agent.guard import Guard, Question
+from remote_diag.agent.layout import smi_lock
 from remote_diag.agent.processes import Children
 from remote_diag.agent.request import Request
+from remote_diag.agent.verdict import Verdict
 from tests.agent.conftest import wait_until
 from tests.support.agent_driver import AgentDriver, Answer, lay_out_bundle, probe_source
 
@@ -164,10 +168,81 @@ def test_an_answer_that_cannot_be_read_is_refused(host: Path, gpus: Driver, scri
     assert "--force" in answer.end["hint"]
 
 
-def test_without_nvidia_smi_nobody_can_tell(host: Path, gpus: Driver, tmp_path: Path) -> None:
-    answer = run_active(host, gpus, env={"PATH": str(tmp_path)})
-    assert answer.outcome == "refused"
-    assert "nvidia-smi is not on the PATH" in answer.end["message"]
+def test_without_nvidia_smi_nobody_can_tell(tmp_path: Path, gpus: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(where, "_MORE_PATH", ())
+    guard = make_guard(tmp_path, gpus, path=str(tmp_path))
+    verdict = guard.begin()
+    assert verdict is not None
+    assert verdict.outcome == "refused"
+    assert "nvidia-smi is not on the PATH" in verdict.message
+    guard.close()
+
+
+def test_nvidia_smi_is_found_where_probes_find_it(tmp_path: Path, gpus: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """WSL keeps it in a folder that is not on the PATH of a login by ssh."""
+    monkeypatch.setattr(where, "_MORE_PATH", (str(gpus.folder),))
+    (tmp_path / "cat").symlink_to("/bin/cat")
+    guard = make_guard(tmp_path, gpus, path=str(tmp_path))
+    assert guard.begin() is None
+    assert follow(guard) is None
+    assert guard.free
+    guard.close()
+
+
+def follow(guard: Guard) -> Verdict | None:
+    """Let the guard work until it knows."""
+    while not guard.free:
+        verdict = guard.step(time.monotonic())
+        if verdict is not None:
+            return verdict
+        if guard.descriptor is not None:
+            guard.read()
+        time.sleep(0.005)
+    return None
+
+
+def test_while_another_one_asks_the_guard_waits_for_its_turn(tmp_path: Path, gpus: Driver) -> None:
+    lock = smi_lock(str(tmp_path))
+    turn = Turn(lock, "nvidia-smi -q", 20.0)
+    assert turn.ready()
+    with subprocess.Popen(["sleep", "1000"], pass_fds=turn.inherited) as other:
+        turn.started(other.pid)
+        guard = make_guard(tmp_path, gpus)
+        assert guard.begin() is None
+        for _ in range(10):
+            soon = guard.next_time()
+            assert soon is not None
+            assert soon < time.monotonic() + 1.0
+            assert guard.step(soon) is None
+        assert gpus.times_asked() == 0
+        other.kill()
+        other.wait()
+        turn.end(over=True)
+        assert follow(guard) is None
+        assert gpus.times_asked() == 3
+        guard.close()
+    # It has let go of everything.
+    again = Turn(lock, "nvidia-smi -q", 20.0)
+    assert again.ready()
+    again.end(over=True)
+
+
+def test_the_guard_gives_up_its_turn_when_it_rests(tmp_path: Path, gpus: Driver) -> None:
+    lock = smi_lock(str(tmp_path))
+    turn = Turn(lock, "nvidia-smi -q", 20.0)
+    assert turn.ready()
+    turn.started(os.getpid())
+    guard = make_guard(tmp_path, gpus)
+    assert guard.begin() is None
+    guard.rest()
+    assert guard.next_time() is None
+    assert guard.step(time.monotonic() + 100) is None
+    turn.end(over=True)
+    os.truncate(str(lock), 0)
+    later = Turn(lock, "nvidia-smi -q", 20.0)
+    assert later.ready()
+    later.end(over=True)
+    guard.close()
 
 
 def test_a_newcomer_ends_the_probe(host: Path, gpus: Driver, stranger: int, tmp_path: Path) -> None:
@@ -249,9 +324,9 @@ def test_cancelling_while_the_driver_is_asked(host: Path, gpus: Driver) -> None:
         assert time.monotonic() - begun < 5
 
 
-def make_guard(tmp_path: Path, gpus: Driver) -> Guard:
+def make_guard(tmp_path: Path, gpus: Driver, path: str | None = None) -> Guard:
     request = Request(json.dumps(AgentDriver(tmp_path).request(PROBE, effects=["cuda"])).encode())
-    return Guard(str(tmp_path), request, {"PATH": f"{gpus.folder}:/usr/bin:/bin"}, Children())
+    return Guard(str(tmp_path), request, {"PATH": path or f"{gpus.folder}:/usr/bin:/bin"}, Children())
 
 
 @pytest.mark.parametrize("script", ["exec sleep 1000", "sleep 1000 & echo $! > ${0%/*}/left; exit 0", "while :; do echo; sleep 0.01; done"])
@@ -318,7 +393,7 @@ def test_lines_that_name_no_process_are_refused(line: str) -> None:
 def test_what_nvidia_smi_started_ends_with_the_question(tmp_path: Path, gpus: Driver, end: str) -> None:
     gpus.script(f"sleep 1000 & echo $! > {tmp_path}/child\n{end}")
     children = Children()
-    question = Question(str(gpus.folder / "nvidia-smi"), dict(os.environ), children, ("-L",))
+    question = Question(str(gpus.folder / "nvidia-smi"), dict(os.environ), children, ("-L",), Turn(None, "", 10.0))
     wait_until(lambda: (tmp_path / "child").exists() and (tmp_path / "child").read_text().endswith("\n"))
     child = Path("/proc", (tmp_path / "child").read_text().strip())
     assert question.lines() is None

@@ -6,16 +6,19 @@ import os
 import secrets
 import stat
 import textwrap
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from remote_diag.agent.jobs.checks import check_room
+from probes.lib.gpu import where
+from remote_diag.agent.jobs.checks import GpuChoice, check_room
 from remote_diag.agent.jobs.detach import configured_to_kill, logout_kills, scope_prefix
 from remote_diag.agent.jobs.oom import OomCounters
 from remote_diag.agent.jobs.supervise import explain
+from remote_diag.agent.operations import Failure
 from tests.support.agent_driver import AgentDriver, lay_out_bundle
 from tests.support.job_host import Ended, JobHost
 
@@ -116,6 +119,24 @@ def test_an_nvidia_smi_that_fails_is_no_permission(host: JobHost, tmp_path: Path
     with pytest.raises(Ended, match="cannot tell whether the GPUs are free: it failed: driver lost"):
         visible(host, gpus=1)
     assert visible(host, gpus=2, force=True).startswith("0,1/")
+
+
+class Nobody:
+    """A client that says nothing."""
+
+    def next(self, wait: float, *_: int) -> None:
+        time.sleep(wait)
+
+
+def test_nvidia_smi_is_found_where_probes_find_it(tmp_path: Path, host: JobHost, monkeypatch: pytest.MonkeyPatch) -> None:
+    gpus(host, tmp_path, count=2)
+    monkeypatch.setattr(where, "_MORE_PATH", (str(tmp_path / "bin"),))
+    env = {"PATH": str(tmp_path)}
+    choice = GpuChoice(1, {**host.env, **env}, [], force=False, peer=Nobody(), smi_lock=None)  # type: ignore[arg-type]
+    assert choice.choose() == [0]
+    monkeypatch.setattr(where, "_MORE_PATH", ())
+    with pytest.raises(Failure, match="nvidia-smi is not on the PATH"):
+        choice.choose()
 
 
 def test_too_little_room_starts_nothing(host: JobHost) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from probes.lib.gpu import collect, occupancy, run_smi
+from probes.lib.gpu import collect, occupancy, run_smi, where
 from probes.lib.gpu.looking import Surroundings
 from remote_diag.discovery import find
 from remote_diag.findings import Finding, status
@@ -237,7 +237,7 @@ def test_a_driver_that_does_not_speak_says_nothing_of_cards_in_a_container(
 
 def test_no_gpu_is_skipped_and_nobody_to_ask_is_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "empty").mkdir()
-    monkeypatch.setattr(run_smi, "_MORE_PATH", ())
+    monkeypatch.setattr(where, "_MORE_PATH", ())
     monkeypatch.setenv("PATH", str(tmp_path / "empty"))
     judged = judge(tmp_path)
     assert (judged.status, judged.result.gpus) == ("unknown", ())

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from probes.lib.gpu import kernel_log_source, run_smi, topo_reading
+from probes.lib.gpu import kernel_log_source, run_smi, topo_reading, where
 from probes.lib.gpu.run_smi import Programs, Said
 from remote_diag.discovery import find
 from remote_diag.findings import Finding, status
@@ -411,7 +411,7 @@ def test_nvidia_smi_hangs(box: GpuHost, look: Callable[..., Ran], monkeypatch: p
 
 
 def test_no_nvidia_smi_and_no_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, look: Callable[..., Ran]) -> None:
-    monkeypatch.setattr(run_smi, "_MORE_PATH", ())
+    monkeypatch.setattr(where, "_MORE_PATH", ())
     (tmp_path / "empty").mkdir()
     monkeypatch.setenv("PATH", str(tmp_path / "empty"))
     ran = look(tmp_path / "empty", gpus=8)

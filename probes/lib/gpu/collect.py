@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import monotonic, sleep
 
 from . import kernel_log_source, lspci, procfs
@@ -18,7 +18,7 @@ from .busid import normalise
 from .looking import Surroundings
 from .missing import NOT_REPORTED, Missing, known, number
 from .occupancy import SAMPLE_GAP
-from .run_smi import SMI, SMI_SECONDS, Programs, Said, ask
+from .run_smi import SMI, SMI_SECONDS, Programs, Said, ask_driver
 from .same_card import confused, latest
 from .smi_csv import QUERY, askable, parse_gpu_csv, refused_field, without
 from .smi_errors import STATUSES, recognise
@@ -134,7 +134,7 @@ def _nvml(seen: Seen, remaining: float) -> None:
     program = os.path.join(os.path.dirname(os.path.abspath(__file__)), "nvml_read.py")
     code = "import sys, runpy; sys.path[:] = sys.argv[2:]; runpy.run_path(sys.argv[1], run_name='__main__')"
     arguments = (sys.executable, "-I", "-S", "-c", code, program, *sys.path)
-    said = ask(arguments, min(SMI_SECONDS, remaining))
+    said = ask_driver(arguments, min(SMI_SECONDS, remaining), remaining, "NVML (nvidia-ml-py)")
     lines = []
     for line in said.out.splitlines():
         try:
@@ -143,12 +143,18 @@ def _nvml(seen: Seen, remaining: float) -> None:
             continue
         if isinstance(value, dict):
             lines.append(value)
-    said = Said("NVML (nvidia-ml-py)", said.how, said.status, "", said.err, said.seconds, said.pid, said.state, said.waits_in)
+    said = replace(said, out="")
+    if not lines and (said.earlier is not None or said.pid is not None):
+        # Nobody asks the driver as long as this, or an earlier question, is stuck in it.
+        seen.asked.append(said)
+        seen.hung = said
+        _cannot(seen, said)
+        return
     if not lines or "absent" in lines[0]:
         seen.notes.append("NVML is not used: %s" % (lines[0]["absent"] if lines else said.why))
         return
     seen.asked.append(said)
-    if said.how == "timeout":
+    if said.hung:
         seen.hung = said
         seen.troubles.append(_hang(said))
     if "failed" in lines[0]:
@@ -232,7 +238,7 @@ def _smi(seen: Seen, programs: Programs) -> None:
 
 def _query(seen: Seen, programs: Programs) -> None:
     helped = programs.ask(SMI, "--help-query-gpu", seconds=HELP_SECONDS)
-    if helped.how == "timeout":
+    if helped.hung:
         _cannot(seen, helped)
         return
     fields: tuple[str, ...] = ()
@@ -251,7 +257,7 @@ def _query(seen: Seen, programs: Programs) -> None:
         if not _is_about_one_card(answer.troubles):
             return
     seen.source = "nvidia-smi"
-    if said.how == "timeout":
+    if said.hung:
         seen.troubles.append(_hang(said))
     elif not said.ok and not answer.troubles:
         seen.troubles.append(_broken_off(said, len(answer.readings)))
@@ -300,7 +306,7 @@ def _is_about_one_card(troubles: Sequence[Trouble]) -> bool:
 
 def _cannot(seen: Seen, said: Said) -> None:
     seen.cannot_ask = said
-    if said.how == "timeout":
+    if said.hung:
         seen.troubles.append(_hang(said))
         return
     if said.how != "ended":
@@ -337,7 +343,7 @@ def _ask_alone(seen: Seen, programs: Programs, fields: tuple[str, ...]) -> None:
             continue
         said, asked = _ask_fields(programs, fields, "-i", bus)
         answer = parse_gpu_csv(said.out, asked)
-        if said.how == "timeout":
+        if said.hung:
             seen.troubles.append(_hang(said))
         alone = [reading for reading in answer.readings if known(reading.bus_id) in {bus, None}]
         if alone and _whole(alone[0]) and (said.ok or answer.troubles):
@@ -376,7 +382,7 @@ def _apps(seen: Seen, programs: Programs) -> None:
     if not said.ok or found.damaged or not found.complete:
         seen.processes_why = said.why if not said.ok else "a line that is no process: %s" % (found.damaged or ["the last one is cut"])[0]
         seen.processes = found.processes or None
-        if said.how == "timeout":
+        if said.hung:
             seen.troubles.append(_hang(said))
         return
     seen.processes = found.processes
@@ -402,7 +408,7 @@ def _evidence(seen: Seen, programs: Programs) -> None:
     if programs.stuck(SMI) is not None:
         return
     said = programs.ask(SMI, "-q", "-x")
-    if said.how == "timeout":
+    if said.hung:
         seen.troubles.append(_hang(said))
     seen.xml = said.out
     try:

@@ -2,7 +2,8 @@
 
 In a driver that hangs nvidia-smi enters the kernel and does not come out: SIGKILL is noted and changes nothing, and
 every further nvidia-smi joins it. So each program gets a process group of its own and a deadline, is killed and left
-behind after it, and the same program is not asked again (:class:`Programs`).
+behind after it, and the same program is not asked again (:class:`Programs`) - not by later runs either, as long as it
+is there (:mod:`.one_at_a_time`).
 """
 
 from __future__ import annotations
@@ -11,8 +12,11 @@ import os
 import select
 import signal
 import subprocess
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import monotonic, sleep
+
+from . import where
+from .one_at_a_time import PATIENCE, PAUSE, Busy, Turn, condition, lock_path
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -20,14 +24,13 @@ if TYPE_CHECKING:
 
     How = Literal["ended", "timeout", "not-found", "not-started", "not-asked", "too-long"]
 
+find = where.find
 SMI = "nvidia-smi"
 SMI_SECONDS = 20.0
 """Seconds for one question; eight GPUs without persistence mode take several."""
 LSPCI_SECONDS = 10.0
 MAX_OUTPUT = 8 << 20
 """Bytes of each stream; ``-q -x`` of sixteen GPUs is under 1 MiB."""
-_MORE_PATH = ("/usr/bin", "/usr/local/bin", "/usr/sbin", "/sbin", "/bin", "/usr/lib/wsl/lib", "/opt/bin")
-"""Looked at after the PATH: lspci is in /usr/sbin, which is not on everybody's PATH; WSL keeps nvidia-smi apart."""
 _AFTER_KILL = 0.2
 
 
@@ -38,8 +41,8 @@ class Said:
     command: str
     """The program and its arguments, for evidence."""
     how: How
-    """``ended`` by itself, ``timeout``, ``not-found`` on the PATH, ``not-started``, ``not-asked`` because it hung
-    before, ``too-long`` an answer."""
+    """``ended`` by itself, ``timeout``, ``not-found`` on the PATH, ``not-started``, ``not-asked`` because it, or who
+    asked before, hangs, ``too-long`` an answer."""
     status: int | None
     """Exit status; minus the number of the signal that ended it; None unless it ended."""
     out: str
@@ -47,11 +50,18 @@ class Said:
     err: str
     seconds: float
     pid: int | None = None
-    """Of a program that was left behind."""
+    """Of a program that was left behind, by this run or an earlier one."""
     state: str | None = None
     """What a program that was left behind does, as /proc says: ``D`` is stuck in the kernel."""
     waits_in: str | None = None
     """The kernel function that it is stuck in, where that may be read."""
+    earlier: str | None = None
+    """Who was in the way when this was to be asked; None when nobody was."""
+
+    @property
+    def hung(self) -> bool:
+        """Whether it, or who was asked before it, did not answer in time."""
+        return self.how == "timeout" or self.earlier is not None
 
     @property
     def ok(self) -> bool:
@@ -75,6 +85,8 @@ class Said:
         if self.how == "ended":
             words = next((line.strip() for line in (self.out + "\n" + self.err).splitlines() if line.strip()), "")
             return "%s ended with %s: %s" % (self.command, _status(self.status), words[:300] or "nothing said")
+        if self.earlier is not None:
+            return "%s: not asked, because %s" % (self.command, self.earlier)
         return "%s: %s" % (self.command, _REASONS.get(self.how, self.err))
 
 
@@ -91,17 +103,14 @@ def _status(status: int | None) -> str:
     return "status %s" % status
 
 
-def find(program: str, path: str | None = None) -> str | None:
-    """Return the first executable ``program`` on ``path`` (the PATH), then in the usual folders."""
-    folders = (os.environ.get("PATH", os.defpath) if path is None else path).split(os.pathsep)
-    for folder in (*folders, *_MORE_PATH):
-        candidate = os.path.join(folder, program)
-        if folder and os.path.isfile(candidate) and os.access(candidate, os.X_OK):
-            return candidate
-    return None
-
-
-def ask(arguments: Sequence[str], seconds: float, *, env: Mapping[str, str] | None = None, limit: int = MAX_OUTPUT) -> Said:
+def ask(
+    arguments: Sequence[str],
+    seconds: float,
+    *,
+    env: Mapping[str, str] | None = None,
+    limit: int = MAX_OUTPUT,
+    turn: Turn | None = None,
+) -> Said:
     """Run a program to its end or to a deadline.
 
     Args:
@@ -109,12 +118,13 @@ def ask(arguments: Sequence[str], seconds: float, *, env: Mapping[str, str] | No
         seconds: after which it is killed, and left behind if that does not end it.
         env: environment variables instead of ours; the language is set to C in any case.
         limit: bytes of either stream after which it is killed.
+        turn: what the program holds while it is there; ended here.
     """
-    command = " ".join([os.path.basename(arguments[0]), *arguments[1:]])
-    command = command if len(command) <= 200 else command[:197] + "..."
+    command = _command(arguments)
     begun = monotonic()
     variables = dict(os.environ if env is None else env)
     variables.update(LC_ALL="C", LANG="C")
+    turn = Turn(None, command, seconds) if turn is None else turn
     try:
         child = subprocess.Popen(
             list(arguments),
@@ -123,9 +133,51 @@ def ask(arguments: Sequence[str], seconds: float, *, env: Mapping[str, str] | No
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             start_new_session=True,
+            pass_fds=turn.inherited,
         )
     except OSError as error:
+        turn.end(over=True)
         return Said(command, "not-started", None, "", "cannot be started: %s" % error.strerror, monotonic() - begun)
+    try:
+        turn.started(child.pid)
+        return _hear(child, command, begun, seconds, limit)
+    finally:
+        turn.end(over=child.returncode is not None)
+
+
+def ask_driver(arguments: Sequence[str], seconds: float, remaining: float = 600.0, name: str | None = None) -> Said:
+    """Like :func:`ask`, for programs that enter the GPU driver: only when nobody else asks it on this machine.
+
+    Args:
+        arguments: an absolute path and its arguments.
+        seconds: that the answer may take.
+        remaining: seconds for the wait and the answer together.
+        name: of the question, for evidence; the command by default.
+    """
+    begun = monotonic()
+    command = _command(arguments) if name is None else name
+    turn = Turn(lock_path(), command, seconds, min(PATIENCE, remaining))
+    try:
+        while not turn.ready():
+            sleep(PAUSE)
+    except Busy as busy:
+        stuck = busy.unkillable
+        which = (None, None, None) if stuck is None else (stuck.pid, stuck.state, stuck.place)
+        return Said(command, "not-asked", None, "", "", monotonic() - begun, *which, earlier=str(busy))
+    except BaseException:
+        turn.end(over=True)
+        raise
+    said = ask(arguments, min(seconds, begun + remaining - monotonic()), turn=turn)
+    return replace(said, command=command)
+
+
+def _command(arguments: Sequence[str]) -> str:
+    command = " ".join([os.path.basename(arguments[0]), *arguments[1:]])
+    return command if len(command) <= 200 else command[:197] + "..."
+
+
+def _hear(child: subprocess.Popen[bytes], command: str, begun: float, seconds: float, limit: int) -> Said:
+    """Take what a program says until it ends or has to be ended."""
     out, err, complete = _read(child, begun + seconds, limit)
     took = monotonic() - begun
     how: How = "ended" if complete else "too-long" if max(len(out), len(err)) > limit else "timeout"
@@ -136,7 +188,7 @@ def ask(arguments: Sequence[str], seconds: float, *, env: Mapping[str, str] | No
     if how == "ended":
         return Said(command, how, status, *texts, took)
     survives = _end(child)
-    state, place = _condition(child.pid) if survives else (None, None)
+    state, place = condition(child.pid) if survives else (None, None)
     return Said(command, how, None, *texts, monotonic() - begun, child.pid if survives else None, state, place)
 
 
@@ -204,20 +256,6 @@ def _end_group(group: int) -> bool:
     return True
 
 
-def _condition(pid: int) -> tuple[str | None, str | None]:
-    state = place = None
-    try:
-        with open("/proc/%d/stat" % pid, "rb") as stream:
-            text = stream.read(4096)
-        state = text[text.rindex(b")") + 2 :].split()[0].decode("ascii", "replace")
-        with open("/proc/%d/wchan" % pid, encoding="ascii", errors="replace") as file:
-            words = file.read(100).strip()
-        place = words if words not in {"", "0"} else None
-    except (OSError, ValueError, IndexError):
-        pass
-    return state, place
-
-
 class Programs:
     """Asks programs one after the other; one that hung is not asked again.
 
@@ -253,8 +291,9 @@ class Programs:
         elif path is None:
             said = Said(command, "not-found", None, "", "", 0.0)
         else:
-            said = ask((path, *arguments), seconds)
-        if said.how == "timeout":
+            left = self._until - monotonic()
+            said = ask_driver((path, *arguments), seconds, left) if program == SMI else ask((path, *arguments), seconds)
+        if said.hung:
             self._stuck[program] = said
         self.asked.append(said)
         return said

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from time import monotonic
 
-from ..guard import PROGRAM, Question, find_on_path
+from ..guard import ANSWER_WITHIN, PROGRAM, Question, locate
 from ..operations import Failure
 from ..processes import Children
 from ..protocol import ENVIRONMENT, REFUSED
@@ -70,16 +70,25 @@ class GpuChoice:
         running: the jobs of this host that run now; their GPUs are taken, even if nothing computes on them yet.
         force: take them although somebody uses them, or nobody can tell.
         peer: the client, whose beats are answered meanwhile.
+        smi_lock: path of the lock of the GPU driver; None where there is none.
     """
 
     def __init__(
-        self, wanted: int | list[int], env: dict[str, str], running: list[Job], *, force: bool, peer: Peer
+        self,
+        wanted: int | list[int],
+        env: dict[str, str],
+        running: list[Job],
+        *,
+        force: bool,
+        peer: Peer,
+        smi_lock: str | None,
     ) -> None:
         self._wanted = wanted
         self._env = env
         self._running = running
         self._force = force
         self._peer = peer
+        self._smi_lock = smi_lock
         self.overridden: list[str] = []
         """What ``force`` overrode, one sentence each."""
 
@@ -152,11 +161,20 @@ class GpuChoice:
 
     def _ask(self, arguments: tuple[str, ...]) -> list[str]:
         """Return the lines that nvidia-smi answers with; it is asked, and never waited for."""
-        path = find_on_path(PROGRAM, self._env.get("PATH") or os.defpath)
-        if path is None:
-            raise ValueError("%s is not on the PATH" % PROGRAM)
+        from probes.lib.gpu.one_at_a_time import PAUSE, Busy, Turn
+
+        path = locate(self._env)
+        turn = Turn(self._smi_lock, " ".join((PROGRAM, *arguments)), ANSWER_WITHIN)
         try:
-            question = Question(path, self._env, Children(), arguments)
+            while not turn.ready():
+                self._peer.next(PAUSE)
+        except Busy as busy:
+            raise ValueError(str(busy)) from None
+        except BaseException:
+            turn.end(over=True)
+            raise
+        try:
+            question = Question(path, self._env, Children(), arguments, turn)
         except OSError as error:
             raise ValueError("%s cannot be started: %s" % (path, error.strerror)) from None
         try:

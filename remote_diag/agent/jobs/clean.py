@@ -6,12 +6,13 @@ reached through a link, and whatever belongs to a job that is not over stays.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import stat
 from contextlib import suppress
 from time import time
 
-from ..layout import BLOBS, JOB_NUMBERS, JOBS, LAUNCHES, RUNS
+from ..layout import BLOBS, JOB_NUMBERS, JOBS, LAUNCHES, RUNS, SMI_LOCK, boot_id
 from ..operations import Failure, Gone
 from ..processes import all_processes
 from ..protocol import ENVIRONMENT
@@ -49,6 +50,7 @@ def clean(fields: dict[str, Any], peer: Peer, bundle: str, cache: str) -> dict[s
     cleaning.bundles()
     cleaning.blobs()
     cleaning.leftovers()
+    cleaning.locks()
     return {
         "removed": cleaning.removed,
         "bytes": cleaning.removal.bytes,
@@ -141,6 +143,14 @@ class _Cleaning:
                 if str(claim.get("job")) not in {job.id for job in self._jobs}:
                     self._remove_if_old(LAUNCHES, name, "launch", min(self._before, time() - _STALE))
 
+    def locks(self) -> None:
+        """Remove locks of GPU drivers that have ended with their boot; other machines may share this folder."""
+        before, after = SMI_LOCK.split("%s")
+        for name in self._names(""):
+            mine = name.startswith(before + boot_id() + after)
+            if name.startswith(before) and after in name and not mine and not _held(os.path.join(self._cache, name)):
+                self._remove_if_old("", name, "lock", min(self._before, time() - _STALE))
+
     def _names(self, folder: str) -> list[str]:
         descriptor = open_folder(os.path.join(self._cache, folder) if folder else self._cache)
         if descriptor is None:
@@ -187,6 +197,21 @@ def _mtime(path: str) -> float | None:
 def _older(path: str, before: float) -> bool:
     changed = _mtime(path)
     return changed is not None and changed <= before
+
+
+def _held(path: str) -> bool:
+    """Whether somebody has locked the file ``path``, on another machine perhaps; or nobody can tell."""
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return True
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
 
 
 def _bundles_at_work(read: Callable[[int], bytes] | None = None) -> set[str]:

@@ -12,7 +12,7 @@ import sys
 from time import monotonic, time
 
 from .. import wirejson
-from ..layout import JOB_MARKER, JOB_NUMBERS, JOBS, LAUNCH_LOCK, LAUNCHES, MARKER, JobPaths
+from ..layout import JOB_MARKER, JOB_NUMBERS, JOBS, LAUNCH_LOCK, LAUNCHES, MARKER, JobPaths, boot_id, smi_lock
 from ..operations import Failure, Gone
 from ..protocol import ENVIRONMENT, REFUSED
 from ..spawn import as_utf8, entered, inherited_environment
@@ -167,7 +167,7 @@ class Launch:
         env = self._variables()
         gpus: list[int] | None = None
         if request.gpus is not None:
-            choice = GpuChoice(request.gpus, env, running, force=request.force, peer=self._peer)
+            choice = GpuChoice(request.gpus, env, running, force=request.force, peer=self._peer, smi_lock=smi_lock(self._cache))
             gpus = choice.choose()
             self._overridden += choice.overridden
         self._check_room(has_gpus=bool(gpus))
@@ -281,7 +281,7 @@ class Launch:
             "umask": self._umask,
             "launched": launched,
             "marker": marker,
-            "boot_id": record.boot_id(),
+            "boot_id": boot_id(),
             "node": record.node(),
             "bundle": os.path.basename(self._bundle),
             "created_at": time(),

@@ -12,7 +12,7 @@ import os
 import stat
 
 from .. import wirejson
-from ..layout import JOBS, JobPaths
+from ..layout import JOBS, JobPaths, boot_id
 from ..processes import read_process
 from . import names
 from .tree import JobTree, identity_alive
@@ -128,15 +128,6 @@ def sync_directory(path: str) -> None:
         return
     finally:
         os.close(descriptor)
-
-
-def boot_id() -> str:
-    """Return the identifier that the kernel made when it started."""
-    try:
-        with open("/proc/sys/kernel/random/boot_id") as stream:
-            return stream.read(64).strip()
-    except OSError:
-        return ""
 
 
 def node() -> str:

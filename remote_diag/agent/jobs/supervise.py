@@ -14,7 +14,7 @@ from contextlib import suppress
 from time import monotonic, time
 
 from .. import wirejson
-from ..layout import JobPaths
+from ..layout import JobPaths, boot_id
 from ..processes import Ending, become_subreaper
 from ..signals import name_of
 from ..spawn import as_utf8, encoded
@@ -77,7 +77,7 @@ class Supervisor:
             "state": record.STARTING,
             "message": "",
             "marker": self._record.get("marker"),
-            "boot_id": record.boot_id(),
+            "boot_id": boot_id(),
             "node": record.node(),
             "supervisor_pid": os.getpid(),
             "supervisor_start_ticks": record.start_ticks(os.getpid()),
