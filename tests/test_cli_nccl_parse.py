@@ -153,7 +153,9 @@ def test_pictures(tmp_path: Path) -> None:
     ran = parse(tmp_path, text(Run()), "--plot", "x.html", "--json")
     assert (ran.code, ran.json["status"]) == (0, "ok")
     assert "Bus bandwidth" in (tmp_path / "x.html").read_text()
-    assert sorted(path.name for path in tmp_path.iterdir() if path.is_file()) == ["x.html", "x.log"]
+    assert parse(tmp_path, text(Run()), "--plot", "x.svg").code == 0
+    assert "Bus bandwidth" in (tmp_path / "x.svg").read_text()
+    assert sorted(path.name for path in tmp_path.iterdir() if path.is_file()) == ["x.html", "x.log", "x.svg"]
     assert parse(tmp_path, text(Run()), "--plot", "x.pdf").code == 2
     assert parse(tmp_path, text(Run()), "--plot", "gone/x.html").code == 2
     ran = parse(tmp_path, "Test timeout (60s) x\n", "--plot", "none.html")

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import re
+import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +69,7 @@ def test_an_unknown_is_never_a_success(tmp_path: Path) -> None:
     assert rdiag("topo", "--parse", str(file), home=tmp_path).code == 10
 
 
-@pytest.mark.parametrize("arguments", [("--p2p-level", "sys"), ("--gpus", "-1"), ("--parse", "x", "--root", "/y"), ("--plot", "x.svg")])
+@pytest.mark.parametrize("arguments", [("--p2p-level", "sys"), ("--gpus", "-1"), ("--parse", "x", "--root", "/y"), ("--plot", "x.pdf")])
 def test_misuse(tmp_path: Path, arguments: tuple[str, ...]) -> None:
     assert rdiag("topo", *arguments, home=tmp_path).code == 2
 
@@ -144,6 +145,9 @@ def test_pictures(tmp_path: Path) -> None:
     assert "<b>" not in page
     assert "&lt;b&gt;" in page
     assert "http" not in page.replace("http://www.w3.org/2000/svg", "")
+    drawing = ET.fromstring(topo_plot.draw(made, Path("x.SVG")))  # noqa: S314 - our own
+    words = {"".join(each.itertext()) for each in drawing.iter("{http://www.w3.org/2000/svg}text")}
+    assert {"Who is near whom", "The tree", "GPU0", "GPU7"} <= words
     pytest.importorskip("matplotlib", reason="matplotlib is not installed")
     assert topo_plot.draw(made, Path("x.png")).startswith(b"\x89PNG")
 

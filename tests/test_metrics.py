@@ -8,8 +8,10 @@ import re
 import shutil
 import subprocess
 import sys
+import xml.etree.ElementTree as ET
 from collections.abc import Callable
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 
@@ -270,6 +272,16 @@ def test_a_page_needs_nothing_else_and_escapes(tmp_path: Path) -> None:
         metrics_plot.write(tmp_path / "gone" / "a.html", "t", [])
 
 
+def test_an_svg_is_whole_by_itself(tmp_path: Path) -> None:
+    path = tmp_path / "a.svg"
+    metrics_plot.write(path, "job <b>", read(losses(3.0, 2.0, 1.0) + b"step=3 lr=1e-4 loss=0.5\n").rows())
+    drawing = ET.fromstring(path.read_text())  # noqa: S314 - our own
+    words = ["".join(each.itertext()) for each in drawing.iter("{http://www.w3.org/2000/svg}text")]
+    assert {"loss", "lr", "\u25a0 loss", "\u25a0 lr"} <= set(words)
+    metrics_plot.write(path, "t", [])
+    assert "no numbers" in path.read_text()
+
+
 def test_steps_are_the_axis_unless_they_begin_anew() -> None:
     def xs(data: bytes) -> list[float]:
         (row,) = read(data).rows()
@@ -282,7 +294,7 @@ def test_steps_are_the_axis_unless_they_begin_anew() -> None:
 
 def test_what_cannot_be_drawn_is_said_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     metrics_plot.check(tmp_path / "a.html")
-    with pytest.raises(UsageProblem, match=r"\.html or \.png"):
+    with pytest.raises(UsageProblem, match=r"\.html, \.svg or \.png"):
         metrics_plot.check(tmp_path / "a.pdf")
     with pytest.raises(UsageProblem, match="no folder"):
         metrics_plot.check(tmp_path / "gone" / "a.html")
@@ -311,8 +323,8 @@ def test_a_png_gets_every_series(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
             assert (columns, squeeze) == (1, False)
             return [[Axes()] for _ in range(rows)]
 
-        def savefig(self, path: Path, **_: object) -> None:
-            path.write_bytes(b"png")
+        def savefig(self, file: BinaryIO, **_: object) -> None:
+            file.write(b"png")
 
     figure = type(sys)("matplotlib.figure")
     figure.Figure = Figure  # type: ignore[attr-defined]

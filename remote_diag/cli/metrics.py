@@ -18,6 +18,7 @@ import click
 from ..exitcodes import ExitCode
 from ..text import safe
 from .options import common, job_host_option, pass_settings
+from .picture import plot_option
 from .settings import Settings
 
 if TYPE_CHECKING:
@@ -48,9 +49,7 @@ _TICK = 0.25
     help="With -f, alert after so long without a line.",
 )  # fmt: skip
 @click.option("--csv", "as_csv", is_flag=True, help="Print every point as CSV, as it comes.")
-@click.option(
-    "--plot", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Draw the series into FILE: .html or .png."
-)
+@plot_option("Draw the series at the end")
 @job_host_option
 @common
 @pass_settings

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from .options import parse_option, pass_settings, running, save_baseline_option
+from .picture import Picture, plot_option
 from .settings import Settings
 from .thresholds import read_overrides, thresholds_option
 
 if TYPE_CHECKING:
     from ..comparison import Comparison
-    from ..outcome import Outcome
     from ..probe import Probe
 
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "alltoall", "broadcast", "reduce", "sendrecv")
@@ -64,8 +64,7 @@ def checked_sizes(ctx: click.Context, parameter: click.Parameter, given: str | N
 @click.argument("arguments", nargs=-1, metavar="[-- ARGUMENTS...]")
 @parse_option
 @click.option("--gpu", metavar="NAME", help="With --parse: the GPUs that the file is from, where it does not say.")
-@click.option("--plot", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
-              help="Also draw bandwidth and latency against size: a .html or .png file here.")  # fmt: skip
+@plot_option("Also draw bandwidth and latency against size")
 @thresholds_option
 @save_baseline_option
 @running
@@ -82,6 +81,7 @@ def command(settings: Settings, /, backend: str, parsed: Path | None, plot: Path
     """
     from ..parameters import build
     from ..views.nccl import render
+    from ..views.nccl_plot import draw
     from .parse import execute_parsed
     from .run import execute
 
@@ -99,7 +99,7 @@ def command(settings: Settings, /, backend: str, parsed: Path | None, plot: Path
     values.update(thresholds=thresholds, thresholds_from="" if own is None else str(own))
     values.update(reference=reference, arguments=list(given["arguments"]))
     values["file_name"] = "" if parsed is None else parsed.name
-    picture = None if plot is None else _Picture(plot, reference)
+    picture = None if plot is None else Picture(plot, lambda outcome, path: draw(outcome, path, published(outcome.answer, reference)))
 
     # The options are named after the probe's parameters.
     def params(probe: Probe[Any, Any]) -> Any:
@@ -208,34 +208,6 @@ def _check(said: set[str], given: dict[str, Any], backend: str, parsed: Path | N
         raise click.UsageError("--parse reads a file and measures nothing: leave --backend away")
     if parsed is not None and beside:
         raise click.UsageError(f"--parse reads a file and measures nothing: leave --{beside[0].replace('_', '-')} away")
-
-
-class _Picture:
-    """Draws what comes back; with several hosts, one file for each.
-
-    Args:
-        path: where to.
-        reference: lines of the user's own table of bandwidths.
-    """
-
-    def __init__(self, path: Path, reference: list[str]) -> None:
-        from ..views.plotting import check
-
-        check(path)
-        self._path = path
-        self._reference = reference
-
-    def __call__(self, outcome: Outcome[Any], *, alone: bool) -> None:
-        from ..views.nccl_plot import draw
-        from ..views.plotting import store
-
-        path = self._path if alone else self._path.with_name(f"{self._path.stem}-{outcome.host}{self._path.suffix}")
-        try:
-            data = draw(outcome, path, published(outcome.answer, self._reference))
-        except ValueError as error:
-            click.echo(f"rdiag: {path} is not drawn: {error}", err=True)
-            return
-        store(path, data)
 
 
 def published(result: Any, own: list[str]) -> tuple[Any, ...]:

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from .options import parse_option, pass_settings, running, save_baseline_option
+from .picture import Picture, plot_option
 from .settings import Settings
 
 if TYPE_CHECKING:
     from ..comparison import Comparison
     from ..host import Host
-    from ..outcome import Outcome
     from ..probe import Probe
 
 LEVELS = ("LOC", "NVL", "NVB", "C2C", "PIX", "PXB", "P2C", "PXN", "PHB", "SYS")
@@ -25,12 +25,7 @@ LEVELS = ("LOC", "NVL", "NVB", "C2C", "PIX", "PXB", "P2C", "PXN", "PHB", "SYS")
 @click.option("--gpus", type=click.IntRange(0, 1024), metavar="N", help="How many there should be.  [default: the inventory's]")
 @click.option("--p2p-level", type=click.Choice(LEVELS), help="Say what NCCL would do with this NCCL_P2P_LEVEL.")
 @click.option("--root", metavar="FOLDER", help="Where the host's files are, in a container that mounts them.  [default: /]")
-@click.option(
-    "--plot",
-    type=click.Path(path_type=Path, dir_okay=False),
-    metavar="FILE",
-    help="Also draw who is near whom: a .html or .png file here.",
-)
+@plot_option("Also draw who is near whom")
 @save_baseline_option
 @running
 @pass_settings
@@ -44,12 +39,13 @@ def command(settings: Settings, /, parsed: Path | None, plot: Path | None, **giv
     """
     from ..parameters import build
     from ..views.topo import render
+    from ..views.topo_plot import draw
     from .parse import execute_parsed
     from .run import execute
 
     if parsed is not None and given["root"] is not None:
         raise click.UsageError("--parse reads a file and looks at no host: leave --root away")
-    picture = None if plot is None else _Picture(plot)
+    picture = None if plot is None else Picture(plot, draw)
 
     def params(probe: Probe[Any, Any]) -> Any:
         return build(probe, base={name: value for name, value in given.items() if value is not None})
@@ -84,25 +80,3 @@ def watched() -> Comparison:
     # Another level makes other transports of the same links.
     assumed = Condition("p2p_level", lambda _result, asked: asked.get("p2p_level"), "--p2p-level {}", usual="no --p2p-level")
     return Comparison(watches, (assumed,), places={"gpus": "bus_id"})
-
-
-class _Picture:
-    """Draws what comes back; with several hosts, one file for each."""
-
-    def __init__(self, path: Path) -> None:
-        from ..views.plotting import check
-
-        check(path)
-        self._path = path
-
-    def __call__(self, outcome: Outcome[Any], *, alone: bool) -> None:
-        from ..views.plotting import store
-        from ..views.topo_plot import draw
-
-        path = self._path if alone else self._path.with_name(f"{self._path.stem}-{outcome.host}{self._path.suffix}")
-        try:
-            data = draw(outcome, path)
-        except ValueError as error:
-            click.echo(f"rdiag: {outcome.host}: {path} is not drawn: {error}", err=True)
-            return
-        store(path, data)

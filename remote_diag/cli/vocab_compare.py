@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from .options import pass_settings, running
+from .picture import Picture, plot_option
 from .settings import Settings
 
 if TYPE_CHECKING:
-    from ..outcome import Outcome
     from ..probe import Probe
 
 _ENCODINGS = click.Choice(["auto", "offset", "absolute"])
@@ -32,7 +32,7 @@ _ENCODINGS = click.Choice(["auto", "offset", "absolute"])
     "--top", type=click.IntRange(0, 1000), default=10, show_default=True, metavar="N",
     help="How many tokens to show that only one of them has.",
 )  # fmt: skip
-@click.option("--plot", type=click.Path(path_type=Path), metavar="FILE", help="Also draw it: a .html, .svg or .png file here.")
+@plot_option("Also draw it")
 @running
 @pass_settings
 def command(settings: Settings, /, plot: Path | None, **given: Any) -> int:
@@ -50,51 +50,13 @@ def command(settings: Settings, /, plot: Path | None, **given: Any) -> int:
     """
     from ..parameters import build
     from ..views.vocab_compare import render
+    from ..views.vocab_picture import POINTS, draw
     from .run import execute
 
-    picture = None if plot is None else _picture(plot)
+    picture = None if plot is None else Picture(plot, draw)
 
     # The options are named after the probe's parameters.
     def params(probe: Probe[Any, Any]) -> Any:
-        return build(probe, base={**given, "points": picture.points if picture else 0})
+        return build(probe, base={**given, "points": POINTS if picture else 0})
 
     return execute(settings, "vocab-compare", params, view=render, then=picture)
-
-
-class _Picture:
-    """Draws what comes back; with several hosts, one file for each."""
-
-    def __init__(self, path: Path) -> None:
-        from ..views.vocab_picture import POINTS
-
-        self._path = path
-        self.points = POINTS
-
-    def __call__(self, outcome: Outcome[Any], *, alone: bool) -> None:
-        from ..views.plotting import store
-        from ..views.vocab_picture import draw
-
-        path = self._path if alone else self._path.with_name(f"{self._path.stem}-{outcome.host}{self._path.suffix}")
-        try:
-            data = draw(outcome, path)
-        except ValueError as error:
-            click.echo(f"rdiag: {outcome.host}: {path} is not drawn: {error}", err=True)
-            return
-        store(path, data)
-
-
-def _picture(path: Path) -> _Picture:
-    """Return what draws ``path``; say before anything else is done that it cannot be drawn."""
-    from importlib.util import find_spec
-
-    from ..errors import UsageProblem
-    from ..views.vocab_picture import EXTRA, SUFFIXES
-
-    if path.suffix not in SUFFIXES:
-        raise click.UsageError(f"--plot: {path.name} must end with {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}.")
-    if path.suffix == ".png" and find_spec("matplotlib") is None:
-        raise UsageProblem(
-            "--plot: a .png is drawn by matplotlib, which is not installed",
-            hint=f"pip install '{EXTRA}', or draw a .html or .svg, which need nothing",
-        )
-    return _Picture(path)

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..text import safe
-from .outcome import findings, headline
+from .outcome import headline, opening
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -27,10 +27,7 @@ def render(outcome: Outcome[Any]) -> RenderableType:
     result = outcome.answer
     if result is None:
         return headline(outcome)
-    parts: list[RenderableType] = [headline(outcome, _sentence(result))]
-    found = findings(outcome.findings)
-    if found is not None:
-        parts.append(found)
+    parts = opening(outcome, _sentence(result))
     for device in result.devices:
         parts += list(_device(device))
     parts.append(Text(_source(result), "dim"))

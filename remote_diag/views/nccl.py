@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..text import safe
-from .outcome import findings, headline
+from .outcome import headline, opening
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -27,10 +27,7 @@ def render(outcome: Outcome[Any]) -> RenderableType:
     result = outcome.answer
     if result is None:
         return headline(outcome)
-    parts: list[RenderableType] = [headline(outcome, sentence(result))]
-    found = findings(outcome.findings)
-    if found is not None:
-        parts.append(found)
+    parts = opening(outcome, sentence(result))
     if result.rows:
         parts.append(_rows(result.rows))
     if len(result.rows) > _SHOWN:

@@ -42,7 +42,7 @@ class _Line:
 
 
 def draw(outcome: Outcome[Any], path: Path, published: Sequence[Any] = ()) -> bytes:
-    """Return the contents of a picture for a file of that name, .html or .png.
+    """Return the contents of a picture for a file of that name: .html, .svg or .png.
 
     Args:
         outcome: of the probe nccl.
@@ -57,7 +57,10 @@ def draw(outcome: Outcome[Any], path: Path, published: Sequence[Any] = ()) -> by
         raise ValueError("there is nothing to draw: no size was timed")
     title = safe(f"{outcome.host}: {sentence(result)}" if outcome.host != "-" else sentence(result))
     panels = [(heading, label, _lines(result, name, published)) for heading, label, name in _PANELS]
-    return _png(title, panels) if path.suffix.lower() == ".png" else _page(title, result, panels).encode("utf-8")
+    kind = path.suffix.lower()
+    if kind == ".png":
+        return _png(title, panels)
+    return (_svg(title, panels) if kind == ".svg" else _page(title, result, panels)).encode("utf-8")
 
 
 _PANELS = (
@@ -117,10 +120,14 @@ def _panel(place: int, heading: str, label: str, lines: Sequence[_Line]) -> Iter
         yield from panel.key(number, line.name, line.colour, dashes=line.dashes)
 
 
-def _page(title: str, result: Any, panels: Sequence[tuple[str, str, list[_Line]]]) -> str:
+def _svg(title: str, panels: Sequence[tuple[str, str, list[_Line]]]) -> str:
     drawn = [panel for panel in panels if panel[2]]
     shapes = [shape for place, (heading, label, lines) in enumerate(drawn) for shape in _panel(place, heading, label, lines)]
-    parts = [plotting.svg(title, len(drawn), shapes)]
+    return plotting.svg(title, len(drawn), shapes)
+
+
+def _page(title: str, result: Any, panels: Sequence[tuple[str, str, list[_Line]]]) -> str:
+    parts = [_svg(title, panels)]
     if result.expectation is not None:
         held = result.expectation
         words = f"Held against {held.busbw_gbs:.4g} GB/s, {held.kind}: {held.conditions} ({held.source})"

@@ -54,6 +54,12 @@ def findings(items: Sequence[Finding]) -> RenderableType | None:
     return table if items else None
 
 
+def opening(outcome: Outcome[Any], sentence: str | None) -> list[RenderableType]:
+    """Return what a view begins with: the headline, then the findings if there are any."""
+    found = findings(outcome.findings)
+    return [headline(outcome, sentence), *([] if found is None else [found])]
+
+
 def support(item: Finding) -> Iterator[str]:
     """Yield what a finding stands on: the measured value and its threshold, then the evidence, escaped."""
     unit = f" {safe(item.unit)}" if item.unit else ""
@@ -107,10 +113,7 @@ def fields(result: Any) -> Table:
 
 def render(outcome: Outcome[Any]) -> RenderableType:
     """Return any outcome as verdict, findings and fields."""
-    parts: list[RenderableType] = [headline(outcome)]
-    found = findings(outcome.findings)
-    if found is not None:
-        parts.append(found)
+    parts = opening(outcome, None)
     if outcome.answer is not None:
         parts.append(fields(outcome.answer))
     return Group(*parts)

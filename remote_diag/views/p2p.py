@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..text import safe
-from .outcome import findings, headline
+from .outcome import headline, opening
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -24,10 +24,7 @@ def render(outcome: Outcome[Any]) -> RenderableType:
     result = outcome.answer
     if result is None:
         return headline(outcome)
-    parts: list[RenderableType] = [headline(outcome, sentence(result))]
-    found = findings(outcome.findings)
-    if found is not None:
-        parts.append(found)
+    parts = opening(outcome, sentence(result))
     parts.append(_matrix(result))
     if result.host_links:
         parts.append(_host_links(result))

@@ -37,6 +37,9 @@ PAGE_STYLE = (
     "code{white-space:pre-wrap;word-break:break-all;background:#f3f3f3;padding:0 .25em}"
 )
 
+SUFFIXES = (".html", ".svg", ".png")
+"""Endings of names of pictures; upper case will do."""
+
 Point = tuple[float, float]
 
 
@@ -44,10 +47,10 @@ def check(path: Path) -> None:
     """Make sure, before anything else is done, that ``path`` can be drawn.
 
     Raises:
-        UsageProblem: it is neither .html nor .png, its folder is missing, or matplotlib is.
+        UsageProblem: its name has another ending than :data:`SUFFIXES`, its folder is missing, or matplotlib is.
     """
-    if path.suffix.lower() not in {".html", ".png"}:
-        raise UsageProblem(f"--plot {path}: the name has to end in .html or .png")
+    if path.suffix.lower() not in SUFFIXES:
+        raise UsageProblem(f"--plot {path}: the name has to end in {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}")
     if not path.absolute().parent.is_dir():
         raise UsageProblem(f"--plot {path}: there is no folder {path.absolute().parent}")
     if path.suffix.lower() == ".png":
@@ -56,7 +59,7 @@ def check(path: Path) -> None:
         except ImportError:
             raise UsageProblem(
                 f"--plot {path}: a PNG needs matplotlib",
-                hint="pip install 'remote-diag[plot]', or give a name that ends in .html: that needs nothing",
+                hint="pip install 'remote-diag[plot]', or give a name that ends in .html or .svg: these need nothing",
             ) from None
 
 
@@ -193,6 +196,23 @@ def svg(title: str, panels: int, parts: Iterable[str]) -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {panels * HEIGHT}" role="img">',
         f"<title>{escape(title)}</title><style>{_SVG_STYLE}</style>",
         f'<rect width="{WIDTH}" height="{panels * HEIGHT}" fill="#fff"/>',
+    ]
+    return "\n".join([*head, *parts, "</svg>"]) + "\n"
+
+
+def stacked(title: str, drawings: Sequence[tuple[str, float, float, Iterable[str]]]) -> str:
+    """Return one drawing of several, one below the other: heading, width, height and shapes of each."""
+    width = max((wide for _, wide, _, _ in drawings), default=WIDTH)
+    parts, y = [], 0.0
+    for heading, wide, high, shapes in drawings:
+        parts.append(f'<text x="8" y="{y + 20:.0f}" class="heading">{escape(heading)}</text>')
+        parts.append(f'<svg x="0" y="{y + 30:.0f}" width="{wide:.0f}" height="{high:.0f}">')
+        parts += [*shapes, "</svg>"]
+        y += 30 + high
+    head = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {y:.0f}" role="img">',
+        f"<title>{escape(title)}</title><style>{_SVG_STYLE}</style>",
+        f'<rect width="{width:.0f}" height="{y:.0f}" fill="#fff"/>',
     ]
     return "\n".join([*head, *parts, "</svg>"]) + "\n"
 

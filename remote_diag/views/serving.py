@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..text import safe
-from .outcome import findings, headline
+from .outcome import headline, opening
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -25,10 +25,7 @@ def render(outcome: Outcome[Any]) -> RenderableType:
     result = outcome.answer
     if result is None:
         return headline(outcome)
-    parts: list[RenderableType] = [headline(outcome, _sentence(result))]
-    found = findings(outcome.findings)
-    if found is not None:
-        parts.append(found)
+    parts = opening(outcome, _sentence(result))
     parts.append(_table(result.servers))
     load = next((server.measurement for server in result.servers if server.measurement), None)
     if load is not None:

@@ -30,13 +30,15 @@ _SHORT = {"nvlink": "NVL", "p2p": "P2P", "shm": "SHM", "net": "NET", "refused": 
 _REMARK = (
     "An asterisk: something that decides is taken for granted. What is allowed is no proof that bytes arrive: <code>rdiag p2p</code>."
 )
+_NEAR, _WAY, _BUS = "Who is near whom", "The way that NCCL will take", "The tree"
+_STYLE = "<style>text{font:12px system-ui,sans-serif;fill:#333}.m{text-anchor:middle}.r{text-anchor:end}</style>"
 _CELL, _EDGE, _LINE, _STEP = 40, 90, 22, 26
 _MOST = 72
 """Devices that are drawn."""
 
 
 def draw(outcome: Outcome[Any], path: Path) -> bytes:
-    """Return the contents of a picture for a file of that name, .html or .png.
+    """Return the contents of a picture for a file of that name: .html, .svg or .png.
 
     Raises:
         ValueError: there is nothing to draw; in words.
@@ -45,7 +47,10 @@ def draw(outcome: Outcome[Any], path: Path) -> bytes:
     if result is None or not result.gpus:
         raise ValueError("there is nothing to draw: no GPU is seen")
     title = safe(f"{outcome.host}: {sentence(result)}" if outcome.host != "-" else sentence(result))
-    return _png(title, result) if path.suffix.lower() == ".png" else _page(title, result).encode("utf-8")
+    kind = path.suffix.lower()
+    if kind == ".png":
+        return _png(title, result)
+    return (plotting.stacked(title, _drawings(result)) if kind == ".svg" else _page(title, result)).encode("utf-8")
 
 
 def near_matrix(result: Any) -> tuple[list[str], list[list[tuple[str, str]]]]:
@@ -79,27 +84,35 @@ def _label(gpu: Any) -> str:
 
 
 def _page(title: str, result: Any) -> str:
-    parts = ["<h2>Who is near whom</h2>", _heat(*near_matrix(result), COLOURS), _key({kind: (COLOURS[kind], _MEANING[kind]) for kind in NEAR})]
+    near, *ways, bus = (_svg(wide, high, heading, shapes) for heading, wide, high, shapes in _drawings(result))
+    parts = [f"<h2>{_NEAR}</h2>", near, _key({kind: (COLOURS[kind], _MEANING[kind]) for kind in NEAR})]
     if result.pairs:
         parts += [
-            "<h2>The way that NCCL will take</h2>",
-            _heat(*way_matrix(result), WAY_COLOURS),
+            f"<h2>{_WAY}</h2>",
+            *ways,
             _key({_SHORT[way]: (colour, WAYS[way]) for way, colour in WAY_COLOURS.items()}),
             f"<p>Directly up to {escape(result.p2p_level)}: {escape(safe(result.p2p_level_source))}. {_REMARK}</p>",
         ]
-    parts += ["<h2>The tree</h2>", _tree(tree(result))]
+    parts += [f"<h2>{_BUS}</h2>", bus]
     parts.append(_table(result))
     return plotting.page(title, parts)
 
 
+def _drawings(result: Any) -> list[tuple[str, float, float, list[str]]]:
+    """Return heading, width, height and shapes of each drawing."""
+    found = [(_NEAR, *_heat(*near_matrix(result), COLOURS))]
+    if result.pairs:
+        found.append((_WAY, *_heat(*way_matrix(result), WAY_COLOURS)))
+    return [*found, (_BUS, *_tree(tree(result)))]
+
+
 def _svg(width: float, height: float, name: str, parts: Sequence[str]) -> str:
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height:.0f}" style="max-width:{width:.0f}px" role="img">'
-    style = "<style>text{font:12px system-ui,sans-serif;fill:#333}.m{text-anchor:middle}.r{text-anchor:end}</style>"
-    return "\n".join([head, f"<title>{escape(name)}</title>{style}", *parts, "</svg>"])
+    return "\n".join([head, f"<title>{escape(name)}</title>", *parts, "</svg>"])
 
 
-def _heat(names: Sequence[str], rows: Sequence[Sequence[tuple[str, str]]], colours: dict[str, str]) -> str:
-    parts = []
+def _heat(names: Sequence[str], rows: Sequence[Sequence[tuple[str, str]]], colours: dict[str, str]) -> tuple[float, float, list[str]]:
+    parts = [_STYLE]
     for place, name in enumerate(names):
         middle = _EDGE + (place + 0.5) * _CELL
         parts.append(f'<text x="{middle}" y="{_LINE - 6}" class="m">{escape(safe(name))}</text>')
@@ -111,7 +124,7 @@ def _heat(names: Sequence[str], rows: Sequence[Sequence[tuple[str, str]]], colou
             ink = ' style="fill:#fff"' if colour in _DARK else ""
             parts.append(f'<rect x="{x}" y="{y}" width="{_CELL - 1}" height="{_STEP - 1}" fill="{colour}" stroke="#ccc"/>')
             parts.append(f'<text x="{x + _CELL / 2}" y="{y + 17}" class="m"{ink}>{escape(text)}</text>')
-    return _svg(_EDGE + len(names) * _CELL, _LINE + len(names) * _STEP + 4, "matrix", parts)
+    return _EDGE + len(names) * _CELL, _LINE + len(names) * _STEP + 4, parts
 
 
 def _key(entries: dict[str, tuple[str, str]]) -> str:
@@ -123,16 +136,17 @@ def _key(entries: dict[str, tuple[str, str]]) -> str:
     return f"<p>{items}</p>"
 
 
-def _tree(roots: Sequence[Node]) -> str:
+def _tree(roots: Sequence[Node]) -> tuple[float, float, list[str]]:
     placed = list(_places(roots))
     height = max((y for _, _, y, _ in placed), default=0) + 2 * _STEP
-    parts = []
+    parts = [_STYLE]
     for text, x, y, parent in placed:
         if parent is not None:
             parts.append(f'<path d="M{parent[0] + 6},{parent[1] + 8}V{y}H{x - 4}" fill="none" stroke="#999"/>')
+        bold = ' style="font-weight:600"'
         leaf = text.startswith(("GPU", "NIC"))
-        parts.append(f'<text x="{x}" y="{y + 4}"{" style=font-weight:600" if leaf else ""}>{escape(text)}</text>')
-    return _svg(plotting.WIDTH, height, "tree", parts)
+        parts.append(f'<text x="{x}" y="{y + 4}"{bold if leaf else ""}>{escape(text)}</text>')
+    return plotting.WIDTH, height, parts
 
 
 def _places(roots: Sequence[Node]) -> Iterator[tuple[str, float, float, tuple[float, float] | None]]:
@@ -161,7 +175,7 @@ def _png(title: str, result: Any) -> bytes:
 
     near, ways = near_matrix(result), way_matrix(result)
     lines = list(_places(tree(result)))
-    drawn = [("Who is near whom", near, COLOURS)] + ([("The way that NCCL will take", ways, WAY_COLOURS)] if result.pairs else [])
+    drawn = [(_NEAR, near, COLOURS)] + ([(_WAY, ways, WAY_COLOURS)] if result.pairs else [])
     size = max(4.0, 0.42 * len(near[0]))
     made = plotting.figure(title, inches=(max(10.0, size * len(drawn) + 2), size + 1 + 0.2 * len(lines)))
     grid = made.subfigures(2, 1, height_ratios=[size, max(1.0, 0.2 * len(lines))])

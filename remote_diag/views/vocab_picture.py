@@ -20,13 +20,11 @@ if TYPE_CHECKING:
 
     from ..outcome import Outcome
 
-SUFFIXES = (".html", ".svg", ".png")
 POINTS = 1200
 """Asked of the host: more than the picture is wide."""
-EXTRA = "remote-diag[plot]"
 _A, _B, _SHIFT = plotting.COLOURS[:3]
 
-__all__ = ["EXTRA", "POINTS", "SUFFIXES", "bands", "draw", "lines", "ticks", "title"]
+__all__ = ["POINTS", "bands", "draw", "lines", "ticks", "title"]
 
 
 def draw(outcome: Outcome[Any], path: Path) -> bytes:
@@ -38,10 +36,11 @@ def draw(outcome: Outcome[Any], path: Path) -> bytes:
     result = outcome.result
     if result is None or result.picture is None:
         raise ValueError("there is no picture: a mapping is not understood")
-    if path.suffix == ".png":
+    kind = path.suffix.lower()
+    if kind == ".png":
         return _png(outcome)
     svg = _svg(outcome)
-    return (svg if path.suffix == ".svg" else _page(outcome, svg)).encode("utf-8")
+    return (svg if kind == ".svg" else _page(outcome, svg)).encode("utf-8")
 
 
 def title(outcome: Outcome[Any]) -> str:
