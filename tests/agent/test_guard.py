@@ -6,6 +6,7 @@ import json
 import os
 import pwd
 import subprocess
+import sys
 import textwrap
 import time
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ import pytest
 
 from probes.lib.gpu import where
 from probes.lib.gpu.occupancy import APPS_QUESTION, GPUS_QUESTION, GpuProcess
-from probes.lib.gpu.one_at_a_time import Turn
+from probes.lib.gpu.one_at_a_time import GATE, Turn
 from remote_diag.agent import guard as guard_module
 from remote_diag.agent.guard import Guard, Question
 from remote_diag.agent.layout import smi_lock
@@ -225,6 +226,52 @@ def test_while_another_one_asks_the_guard_waits_for_its_turn(tmp_path: Path, gpu
     again = Turn(lock, "nvidia-smi -q", 20.0)
     assert again.ready()
     again.end(over=True)
+
+
+def test_what_is_asked_inherits_the_lock_and_the_probe_does_not(host: Path, gpus: Driver, tmp_path: Path) -> None:
+    """It lives as long as what may be stuck, not as long as its agent, nor as long as the probe."""
+    plain = (gpus.folder / "nvidia-smi").read_text().partition("\n")[2]
+    gpus.script(f"ls -l /proc/$$/fd > {tmp_path}/open\n{plain}")
+    answer = run_active(host, gpus, probe_source("return Result(os.popen('ls -l /proc/%d/fd' % os.getpid()).read())"))
+    assert answer.outcome == "ok"
+    lock = smi_lock(str(host.parent))
+    inherited = (tmp_path / "open").read_text()
+    assert f"-> {lock}\n" in inherited
+    assert f"{lock}{GATE}" not in inherited
+    assert answer.result is not None
+    assert str(lock) not in answer.result["value"]
+
+
+def test_a_probe_that_asks_while_it_is_guarded_is_answered_and_so_is_the_guard(host: Path, gpus: Driver) -> None:
+    """As nccl does, which looks at the GPUs under load; the guard asks every two seconds."""
+    probe = probe_source("""
+        from probes.lib.gpu.run_smi import Programs
+        programs, until = Programs(60), time.monotonic() + 5
+        while time.monotonic() < until:
+            programs.ask("nvidia-smi", "-L")
+        return Result([len(programs.asked), sorted({said.how for said in programs.asked}), os.environ["RDIAG_SMI_LOCK"]])
+    """)
+    gpus.script((gpus.folder / "nvidia-smi").read_text().partition("\n")[2].replace("case", "[ $1 = -L ] && exec sleep 0.05\ncase"))
+    answer = run_active(host, gpus, probe)
+    assert answer.outcome == "ok", answer.end
+    assert answer.result is not None
+    asked, how, lock = answer.result["value"]
+    assert how == ["ended"]
+    assert lock == smi_lock(str(host.parent))
+    calls = gpus.calls.read_text().splitlines()
+    assert calls.count("-L") >= asked
+    during = calls[calls.index("-L") :]
+    assert during.count(" ".join(APPS_QUESTION)) >= 2
+
+
+def test_a_kept_run_that_is_repeated_by_hand_takes_turns_too(host: Path) -> None:
+    with AgentDriver(host) as driver:
+        answer = driver.run(probe_source("return Result(os.environ['RDIAG_SMI_LOCK'])"), keep=True)
+    run = Path(answer.end["run_dir"])
+    (run / "result.json").unlink()
+    env = {name: text for name, text in os.environ.items() if name != "RDIAG_SMI_LOCK"}
+    subprocess.run([sys.executable, str(host / "agent" / "probe_main.py"), str(run)], env=env, capture_output=True, check=True)
+    assert json.loads((run / "result.json").read_text()) == answer.result == {"value": smi_lock(str(host.parent))}
 
 
 def test_the_guard_gives_up_its_turn_when_it_rests(tmp_path: Path, gpus: Driver) -> None:
