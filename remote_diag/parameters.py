@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from .errors import ConfigError, RdiagError, UsageProblem
+from .files import read_file
 from .param_values import ALLOWED, Unfit, checked, from_text, items_from_text, plain, without_nul
 from .probe_fields import Field, without_none
 from .text import safe
@@ -139,9 +140,12 @@ def _from_mapping(probe: Probe[Any, Any], fields: Mapping[str, Field], given: Ma
 
 
 def _from_file(probe: Probe[Any, Any], fields: Mapping[str, Field], path: Path) -> dict[str, Any]:
-    from .strict_yaml import load_file
+    text = read_file(path)
+    if (read := _from_json(fields, text)) is not None:
+        return read
+    from .strict_yaml import load
 
-    document = load_file(path)
+    document = load(text, source=str(path))
     if document.data is None:
         return {}
     if not isinstance(document.data, dict):
@@ -156,6 +160,21 @@ def _from_file(probe: Probe[Any, Any], fields: Mapping[str, Field], path: Path) 
         except Unfit as unfit:
             raise _file_error(document, fields[key], unfit) from None
     return values
+
+
+def _from_json(fields: Mapping[str, Field], text: bytes) -> dict[str, Any] | None:
+    """Return the values of a file that is JSON and fits; None for every other, which YAML's reader explains better.
+
+    That reader takes JSON too, by and large, and longer to be imported than most files take to be read.
+    """
+    if not text.lstrip().startswith(b"{"):
+        return None
+    from .strict_json import StrictJsonError, loads
+
+    try:
+        return {key: checked(value, fields[key].annotation) for key, value in loads(text).items()}
+    except (StrictJsonError, Unfit, KeyError):
+        return None
 
 
 def _file_error(document: Document, field: Field, unfit: Unfit) -> ConfigError:

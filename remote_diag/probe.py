@@ -11,9 +11,13 @@ What a probe file must look like, and why, is said by the errors of :func:`load`
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import itertools
 import linecache
 import sys
+import threading
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -127,14 +131,14 @@ class Probe(Generic[ParamsT, ResultT]):
         return probe_fields.fields_of(self.parsed, kind, self.module)
 
     @cached_property
-    def params_adapter(self) -> TypeAdapter[ParamsT]:
-        """Pydantic's view of ``Params``; pydantic is imported only when this is asked for."""
-        return self._adapter(self.Params)
-
-    @cached_property
     def result_adapter(self) -> TypeAdapter[ResultT]:
-        """Pydantic's view of ``Result``."""
-        return self._adapter(self.Result)
+        """Pydantic's view of ``Result``, to validate with; pydantic is imported only when this is asked for.
+
+        It knows no descriptions: to find those pydantic parses the whole file once more for every class in it, which
+        takes longer than all the rest.
+        """
+        with _without_descriptions(self.module):
+            return self._adapter(self.Result)
 
     def _adapter(self, kind: type[Any]) -> TypeAdapter[Any]:
         from pydantic import TypeAdapter
@@ -150,13 +154,14 @@ class Probe(Generic[ParamsT, ResultT]):
     def schema(self) -> dict[str, Any]:
         """Return the JSON Schemas of parameters and result: ``{"params": ..., "result": ...}``."""
         return {
-            "params": self.params_adapter.json_schema(),
-            "result": self.result_adapter.json_schema(mode="serialization"),
+            "params": self._adapter(self.Params).json_schema(),
+            "result": self._adapter(self.Result).json_schema(mode="serialization"),
         }
 
 
 _loaded: dict[tuple[Path, str], Probe[Any, Any]] = {}
 _numbers = itertools.count(1)
+_describing = threading.Lock()
 
 
 def load(path: Path | str) -> Probe[Any, Any]:
@@ -226,6 +231,24 @@ def _check_default(probe: Probe[Any, Any], parameter: Field) -> None:
             f"the default of Params.{parameter.name}, {unfit.given!r}, does not fit its type {parameter.type_text}",
             unfit.allowed,
         ) from None
+
+
+@contextlib.contextmanager
+def _without_descriptions(module: ModuleType) -> Iterator[None]:
+    """Let pydantic take no docstrings from the dataclasses of ``module`` meanwhile."""
+    with _describing:
+        configured: dict[type[Any], Any] = {
+            kind: vars(kind)["__pydantic_config__"]
+            for kind in vars(module).values()
+            if isinstance(kind, type) and dataclasses.is_dataclass(kind) and "__pydantic_config__" in vars(kind)
+        }
+        try:
+            for kind, config in configured.items():
+                type.__setattr__(kind, "__pydantic_config__", {**config, "use_attribute_docstrings": False})
+            yield
+        finally:
+            for kind, config in configured.items():
+                type.__setattr__(kind, "__pydantic_config__", config)
 
 
 def _execute(source: probe_source.ProbeSource) -> ModuleType:

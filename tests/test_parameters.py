@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -199,6 +200,26 @@ def test_a_json_file_is_a_parameter_file(probe: Probe[Any, Any], tmp_path: Path)
     params = build(probe, params_file=file)
     assert (params.text, params.sizes, params.share, params.mode) == ("\u00e9\U0001f600\n", (1, 2), 1.0, 3)
     assert type(params.share) is float
+
+
+def test_a_json_file_is_read_as_json_and_explained_as_yaml(
+    probe: Probe[Any, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "params.txt"
+    file.write_text('\n{\t"text": "\\ud83d\\ude00 \\/",\n\t"share": 1e-3, "labels": {"a": "b"}}')
+    with monkeypatch.context() as patched:
+        patched.setitem(sys.modules, "remote_diag.strict_yaml", None)
+        params = build(probe, params_file=file)
+    assert (params.text, params.share, params.labels) == ("\U0001f600 /", 0.001, {"a": "b"})
+    for text, place, message in (
+        ('{"count": 1,\n "txet": "x"}', "2:2", "did you mean 'text'"),
+        ('{"text":\n 12}', "2:2", "a text is allowed"),
+        ('{"text": "a",\n "text": "b"}', "2:2", "duplicate key"),
+        ('{"text": "a\\u0000"}', "1:10", "without NUL"),
+    ):
+        file.write_text(text)
+        with pytest.raises(ConfigError, match=f"params.txt:{place}: .*{message}"):
+            build(probe, params_file=file)
 
 
 @pytest.mark.parametrize(

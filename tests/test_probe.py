@@ -107,6 +107,18 @@ def test_everything_that_a_file_says(tmp_path: Path) -> None:
     assert [field.type_text for field in probe.result_fields] == ["tuple[Rank, ...]", "Rank | None", "dict[str, int]"]
 
 
+def test_results_are_checked_without_a_look_at_the_descriptions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    probe = load(write(tmp_path, GOOD))
+    before = {name: vars(kind).get("__pydantic_config__") for name, kind in vars(probe.module).items() if isinstance(kind, type)}
+    with monkeypatch.context() as patched:
+        patched.setattr("inspect.getsourcelines", lambda *_: pytest.fail("the file was read again"))
+        adapter = probe.result_adapter
+    assert adapter.json_schema()["additionalProperties"] is False
+    after = {name: vars(kind).get("__pydantic_config__") for name, kind in vars(probe.module).items() if isinstance(kind, type)}
+    assert all(after[name] is before[name] for name in before)
+    assert probe.schema()["result"]["$defs"]["Rank"]["properties"]["gbps"]["description"] == "Bandwidth, GB/s."
+
+
 def test_the_schema_says_units_and_shapes(tmp_path: Path) -> None:
     schema = load(write(tmp_path, GOOD)).schema()
     assert schema["params"]["properties"]["depth"] == {
