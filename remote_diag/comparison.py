@@ -243,7 +243,7 @@ def _which(
         lost = missing if len(after.nameless) > len(lost) else lost
         missing = [key for key in missing if key not in lost]
         if lost:
-            reason = f"{len(after.nameless)} are listed without {' and '.join(path.by or ())}{_first_reason(after.nameless, path)}"
+            reason = f"{len(after.nameless)} listed without {' and '.join(path.by or ())}{_first_reason(after.nameless, path)}"
             yield Difference(name, len(lost), None, None, watch, "unknown", reason=reason)
     successors = {item.get(place): key for key, item in after.named.items() if key not in before.named} if place else {}
     for key in missing:
@@ -371,7 +371,8 @@ def _unknown(found: Sequence[Difference], source: str) -> Iterator[Finding]:
     """Fold what cannot be told: the fields that the same things lack for the same reason are one finding."""
     lists = [one for one in found if not one.item and one.watch.path.endswith("]")]
     for one in lists:
-        yield _finding_unknown(f"whether {one.old} {one.key} of the baseline are still there cannot be told: {one.reason}", [one], source)
+        these = f"one of the baseline's {one.key} is" if one.old == 1 else f"{one.old} of the baseline's {one.key} are"
+        yield _finding_unknown(f"whether {these} still there cannot be told: {one.reason}", [one], source)
     of_field: dict[str, list[Difference]] = {}
     for one in found:
         if one not in lists:

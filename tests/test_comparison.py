@@ -70,14 +70,14 @@ def test_what_a_whole_listing_lacks_is_gone() -> None:
 
 
 def test_an_unanswering_driver_is_one_unknown_and_nothing_is_gone() -> None:
-    assert levels([], "hung") == [("unknown", "whether 4 gpus of the baseline are still there cannot be told: the driver hangs")]
+    assert levels([], "hung") == [("unknown", "whether 4 of the baseline's gpus are still there cannot be told: the driver hangs")]
 
 
 def test_what_half_a_listing_tells_is_compared() -> None:
     new = [gpu("a", "00", limit_w=450.0), gpu("b", "01")]
     assert levels(new, "hung") == [
         ("degraded", "gpus[a].limit_w was 600.0 and is 450.0 (-25.0%)"),
-        ("unknown", "whether 2 gpus of the baseline are still there cannot be told: the driver hangs"),
+        ("unknown", "whether 2 of the baseline's gpus are still there cannot be told: the driver hangs"),
     ]
 
 
@@ -85,11 +85,11 @@ def test_one_without_a_name_is_known_by_its_place() -> None:
     nameless = gpu(None, "00", missing={"uuid": {"reason": "gpu-lost", "text": "x"}})
     assert levels([nameless, *ALL["gpus"][2:]]) == [
         ("fail", "gpus[b] is gone since the baseline"),
-        ("unknown", "whether 1 gpus of the baseline are still there cannot be told: 1 are listed without uuid (gpu-lost)"),
+        ("unknown", "whether one of the baseline's gpus is still there cannot be told: 1 listed without uuid (gpu-lost)"),
     ]
     # Without a place it may be either of them.
     (only,) = levels([gpu(None, None), *ALL["gpus"][2:]])
-    assert only == ("unknown", "whether 2 gpus of the baseline are still there cannot be told: 1 are listed without uuid")
+    assert only == ("unknown", "whether 2 of the baseline's gpus are still there cannot be told: 1 listed without uuid")
 
 
 def test_a_card_in_the_place_of_another_is_told_as_such() -> None:

@@ -54,13 +54,19 @@ _HALF_ANSWERS = frozenset({"driver-hangs", "nvidia-smi-failed", "answer-damaged"
 def _unlisted(result: Mapping[str, Any], codes: frozenset[str]) -> str | None:
     """Say why a card that the driver does not list may be there all the same; None where its list is whole."""
     asked = [one for one in result.get("asked") or () if isinstance(one, dict)]
-    silent = [f"{one.get('command')}: {one.get('outcome')}" for one in asked if _asks_the_driver(one) and one.get("outcome") != "ended"]
+    of_driver = [one for one in asked if _asks_the_driver(one)]
+    silent = [f"{_short(one)}: {one.get('outcome')}" for one in of_driver if one.get("outcome") != "ended"]
     half = sorted(codes & _HALF_ANSWERS)
     if result.get("source") == "nothing":
         if result.get("lspci_gpus") == [] and not silent:
             return None
-        return f"the driver gave no list ({(silent or half or ['nothing answered'])[0]})"
+        refused = [f"{_short(one)}: status {one.get('exit_status')}" for one in of_driver if one.get("exit_status")]
+        return f"the driver gave no list ({(silent or refused or half or ['nothing answered'])[0]})"
     return f"the driver's list may not be whole ({(silent or half)[0]})" if silent or half else None
+
+
+def _short(asked: Mapping[str, Any]) -> str:
+    return str(asked.get("command")).partition("=")[0][:60]
 
 
 def _asks_the_driver(asked: Mapping[str, Any]) -> bool:
