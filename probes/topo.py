@@ -299,9 +299,9 @@ def run(params: Params, context: Context) -> Result:
 
 def parse(data: bytes, params: Params, context: Context) -> Result:
     """Read and judge a saved ``nvidia-smi topo -m``; a ValueError says why it is none."""
-    from probes.lib.gpu import topo_reading
+    from probes.lib.gpu import saved_text, topo_reading
 
-    return _answer(topo_reading.saved(data.decode("utf-8", "replace"), params.p2p_level), params, context)
+    return _answer(topo_reading.saved(saved_text.decode(data), params.p2p_level), params, context)
 
 
 def _answer(facts: Facts, params: Params, context: Context) -> Result:

@@ -291,6 +291,59 @@ def test_xids_are_set_by_options_and_checked_before_anything_is_contacted(tmp_pa
         assert len(host.smi.calls()) == calls
 
 
+def test_the_table_is_refused_by_name_and_what_to_save_is_said(tmp_path: Path) -> None:
+    table = "| NVIDIA-SMI 590.48.01              Driver Version: 590.48.01      CUDA Version: 13.1     |\n"
+    (tmp_path / "table.txt").write_text("Sun Nov 29 12:00:00 2026\n+----+\n" + table + "|----+----+----|\n")
+    (tmp_path / "topo.txt").write_text("\tGPU0\tGPU1\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\nGPU0\t X \tSYS\t0-3\t0\t\tN/A\n")
+    ran = rdiag("gpu", "--parse", "table.txt", home=tmp_path)
+    assert ran.code == 3
+    assert "table.txt: this is the table of nvidia-smi" in ran.err
+    assert "hint: save it on the host: nvidia-smi -q -x > FILE" in ran.err
+    assert "hint: rdiag topo --parse FILE" in rdiag("gpu", "--parse", "topo.txt", home=tmp_path).err
+    ran = rdiag("topo", "--parse", "table.txt", home=tmp_path)
+    assert (ran.code, "hint: save it on the host: nvidia-smi topo -m > FILE" in ran.err) == (3, True)
+
+
+_JUNK = ("foo, bar, baz, qux, 1", "foo, bar", "hello world, this, is, junk, and, more, text, here", "---, ---, ---, ---, ---")
+
+
+def test_rows_that_are_none_are_counted_and_are_no_gpus(tmp_path: Path) -> None:
+    fields = ("index", "name", "uuid", "pci.bus_id", "temperature.gpu")
+    rows = [", ".join(gpu[field] for field in fields) for gpu in h200(2)]
+    (tmp_path / "saved").write_text("\n".join([", ".join(fields), rows[0], *_JUNK, rows[1], ""]))
+    ran = rdiag("gpu", "--parse", "saved", "--json", home=tmp_path)
+    assert (ran.code, ran.json["status"]) == (10, "unknown")
+    assert [gpu["index"] for gpu in ran.json["result"]["gpus"]] == [0, 1]
+    (told,) = [one for one in ran.json["findings"] if one["code"] == "answer-damaged"]
+    assert (told["level"], told["value"], told["evidence"]) == ("unknown", 4, [f"not a row: {row}" for row in _JUNK])
+    assert "gpu ?" not in ran.out
+    whole = csv_text(h200()).splitlines()
+    (tmp_path / "saved").write_text("\n".join([*whole, "foo, bar", ""]))
+    ran = rdiag("gpu", "--parse", "saved", "--gpus", "8", "--json", home=tmp_path)
+    assert (ran.code, len(ran.json["result"]["gpus"])) == (10, 8)
+
+
+def test_a_row_of_errors_is_a_gpu(tmp_path: Path) -> None:
+    fields = ("index", "uuid", "pci.bus_id", "name", "temperature.gpu")
+    row = ", ".join(h200(1)[0][field] for field in fields)
+    (tmp_path / "saved").write_text("\n".join([", ".join(fields), row, ", ".join(["[Unknown Error]"] * 5), ""]))
+    assert len(rdiag("gpu", "--parse", "saved", "--json", home=tmp_path).json["result"]["gpus"]) == 2
+
+
+def test_what_a_sparse_table_lacks_takes_one_line_a_check(tmp_path: Path) -> None:
+    rows = "".join(f"{index}, NVIDIA H200, {30 + index}\n" for index in range(8))
+    (tmp_path / "saved").write_text("index, name, temperature.gpu\n" + rows)
+    ran = rdiag("gpu", "--parse", "saved", home=tmp_path)
+    lines = ran.out.splitlines()
+    assert (ran.code, len(lines) < 40) == (10, True), ran.out
+    assert lines[0].startswith("saved: gpu: unknown - 8 of 8 GPUs usable; 8 unknown")
+    assert sum("remap: remap_failure" in line for line in lines) == 1
+    assert sum("next: it is not in what was printed; nvidia-smi -q -x" in line for line in lines) == 1
+    answer = rdiag("gpu", "--parse", "saved", "--json", home=tmp_path).json
+    assert [(one["subject"], one["value"], one["unit"]) for one in answer["findings"] if one["code"] == "remap-unknown"] == [(None, 8, "GPUs")]
+    assert {gpu["checks"]["remap"] for gpu in answer["result"]["gpus"]} == {"unknown"}
+
+
 def test_files_as_they_are_saved_elsewhere(tmp_path: Path) -> None:
     file = tmp_path / "saved"
     for text in (csv_text(h200()), to_xml(h200(), [])):

@@ -42,6 +42,16 @@ def test_a_saved_matrix(tmp_path: Path) -> None:
     assert rdiag("topo", "--parse", str(file), "--p2p-level", "SYS", "--gpus", "9", home=tmp_path).code == 1
 
 
+@pytest.mark.parametrize("codec", ["utf-16-le", "utf-16-be", "utf-8"])
+def test_a_matrix_as_it_is_saved_elsewhere(tmp_path: Path, codec: str) -> None:
+    plain = tmp_path / "plain"
+    plain.write_text(SAVED)
+    (tmp_path / "saved").write_bytes(("\ufeff" + SAVED.replace("\n", "\r\n")).encode(codec))
+    there, here = (rdiag("topo", "--parse", name, "--json", home=tmp_path).json for name in ("saved", "plain"))
+    assert there["result"] == here["result"]
+    assert there["result"]["matrix_complete"]
+
+
 @captures.needs_captures
 def test_a_capture_from_stdin_for_people(tmp_path: Path) -> None:
     ran = rdiag("topo", "--parse", str(captures.FOLDER / "topo_m__8xH200-nv18-8nic-rocep.txt"), home=tmp_path)

@@ -103,7 +103,8 @@ def judge(probe: Probe[Any, Any], data: bytes, params: Any, *, name: str) -> Out
                 raise ConfigError(f"{name}: {leave.message}", hint=leave.hint) from leave
             message = leave.message
         except ValueError as error:
-            raise ConfigError(f"{name}: {error}", hint=f"this is not what {probe.name} --parse reads") from error
+            hint = getattr(error, "hint", None) or f"this is not what {probe.name} --parse reads"
+            raise ConfigError(f"{name}: {error}", hint=hint) from error
     if answer is not None:
         answer = probe.result_adapter.validate_json(probe.result_adapter.dump_json(answer), strict=True)
     findings = tuple(context.findings)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Group
@@ -16,6 +18,7 @@ from .outcome import STYLES, findings, headline
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from ..findings import Finding
     from ..outcome import Outcome
 
 _PLAINLY = frozenset({"gpu-passed-on", "gpu-not-here", "readings-repeated", "iommu-translated", "changed-since-baseline"})
@@ -34,7 +37,7 @@ def render(outcome: Outcome[Any]) -> RenderableType:
         return headline(outcome)
     parts: list[RenderableType] = [headline(outcome, _sentence(outcome))]
     shown = [finding for finding in outcome.findings if finding.level not in {"ok", "skipped"} or finding.code in _PLAINLY]
-    found = findings(shown)
+    found = findings(_lacking_once(shown))
     if found is not None:
         parts.append(found)
     if result.gpus:
@@ -42,6 +45,38 @@ def render(outcome: Outcome[Any]) -> RenderableType:
     parts += [Text(line) for line in _processes(result)]
     parts += [Text(line, "dim") for line in _about(outcome)]
     return Group(*parts)
+
+
+_LACKING = re.compile(r"(\S+) cannot be told: ")
+_NOT_PRINTED = "it is not in what was printed"
+
+
+def _lacking_once(items: Sequence[Finding]) -> list[Finding]:
+    """Put what a saved answer lacks into one finding with a line for each check."""
+    kept: list[Finding] = []
+    lines: list[str] = []
+    for item in items:
+        match = _LACKING.match(item.message)
+        if match is None or not (item.action or "").startswith(_NOT_PRINTED):
+            kept.append(item)
+            continue
+        names = item.evidence or item.message[match.end() :].split("; ")
+        fields = ", ".join(name.removesuffix(": not-reported") for name in names[:_MAX_FIELDS])
+        more = f" and {len(names) - _MAX_FIELDS} more" if len(names) > _MAX_FIELDS else ""
+        lines.append(f"{item.subject + ': ' if item.subject else ''}{match.group(1)}: {fields}{more}")
+        if len(lines) == 1:
+            kept.append(item)
+    if len(lines) < 2:
+        return list(items)
+    return [
+        dataclasses.replace(item, subject=None, message="not printed, and so not judged:", value=None, evidence=tuple(lines))
+        if _LACKING.match(item.message) and (item.action or "").startswith(_NOT_PRINTED) else item
+        for item in kept
+    ]  # fmt: skip
+
+
+_MAX_FIELDS = 3
+"""Fields of a check that are named where a saved answer lacks them."""
 
 
 def _sentence(outcome: Outcome[Any]) -> str:
@@ -68,7 +103,8 @@ def _what_some_have(outcome: Outcome[Any]) -> str:
         words = [f"{count} {code}" if len(cards) > 1 else code for code, count in sorted(codes.items(), key=lambda item: (-item[1], item[0]))[:_MAX_CODES]]
         more = f", {len(codes) - _MAX_CODES} more" if len(codes) > _MAX_CODES else ""
         parts.append(f"; {len(cards)} {verb} ({', '.join(words)}{more})")
-    return "".join(parts)
+    undecided = sum(gpu.status == "unknown" for gpu in outcome.result.gpus)
+    return "".join(parts) + (f"; {undecided} unknown" if undecided else "")
 
 
 _MAX_CODES = 3

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from .collect import gpus_of
 from .judgement import Judgement
-from .missing import Missing, known
+from .missing import NOT_REPORTED, Missing, known
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -44,7 +44,8 @@ def expectation(gpus: int | None, *, from_inventory: bool) -> Expected | None:
 
 def usable(reading: GpuReading) -> bool:
     """Whether the driver reaches it."""
-    return reading.damaged is None and known(reading.uuid) is not None and not _says(reading, "gpu-lost")
+    named = known(reading.uuid) is not None or (reading.uuid == NOT_REPORTED and known(reading.name) is not None)
+    return reading.damaged is None and named and not _says(reading, "gpu-lost")
 
 
 def _says(reading: GpuReading, reason: str) -> bool:

@@ -10,7 +10,7 @@ from . import census, kernel_log_findings, owners, surroundings
 from .checks import GPU_CHECKS
 from .collect import gpus_of
 from .judgement import Judgement
-from .looking import WORST_FIRST, Case, Checked, run
+from .looking import NOT_PRINTED, WORST_FIRST, Case, Checked, run
 from .missing import known
 from .siblings import siblings
 
@@ -92,6 +92,7 @@ def judge(
         results = _of_gpu(case, without)
         told += [judgement for result in results for judgement in result.judgements]
         report.gpus.append(GpuReport(reading, "unknown", {result.check: result.level for result in results}, use))
+    told = _lacking_once(told) if len(seen.readings) > 1 and seen.source == "query_gpu_csv" else told
     for name, check in _host_checks(seen, report, thresholds, expected, root).items():
         judgements = [] if name in without else check()
         told += judgements
@@ -99,6 +100,25 @@ def judge(
     _assign(report, told)
     report.judgements = sorted(_without_repetition(told), key=lambda judgement: WORST_FIRST.index(judgement.level))
     return report
+
+
+def _lacking_once(told: Sequence[Judgement]) -> list[Judgement]:
+    """Say once what no row of a saved table has: its columns are the same for every GPU."""
+    found: list[Judgement] = []
+    subjects: dict[tuple[str, str], list[str | None]] = {}
+    for item in told:
+        if item.action != NOT_PRINTED:
+            found.append(item)
+            continue
+        alike = subjects.setdefault((item.code, item.message), [])
+        alike.append(item.subject)
+        if len(alike) == 1:
+            found.append(item)
+    return [
+        item if len(subjects.get((item.code, item.message), ())) < 2 or item.action != NOT_PRINTED
+        else item._replace(subject=None, value=len(subjects[item.code, item.message]), unit="GPUs")
+        for item in found
+    ]  # fmt: skip
 
 
 def _of_gpu(case: Case, without: Sequence[str]) -> list[Checked]:

@@ -42,6 +42,8 @@ ALWAYS = frozenset({"memory_total_mib", "memory_used_mib", "temperature_c", "uui
 """Every card has them, cut up (MIG) or not."""
 ALWAYS_SINCE = {"recovery_action": 570, "inforom_valid": 0}
 """First driver (major version) that says it of every card; 0 where none does."""
+NOT_PRINTED = "it is not in what was printed; nvidia-smi -q -x prints all that the driver tells"
+"""What is advised where a saved answer lacks a value."""
 IN_CSV = frozenset(metric.name for metric in METRICS if metric.csv)
 CSV_SINCE = 590
 """From this driver on every field that is asked for is known: in saved csv a column that is not there was lost."""
@@ -246,7 +248,7 @@ def _way_out(reasons: object) -> str:
     if "timeout" in found:
         return "look why the driver does not answer: dmesg, ps -eo pid,stat,wchan,cmd | grep nvidia"
     if found == {"not-reported"}:
-        return "it is not in what was printed; nvidia-smi -q -x prints all that the driver tells"
+        return NOT_PRINTED
     return "ask the card alone: nvidia-smi -q -i BUS_ID; look into dmesg if it says the same there"
 
 

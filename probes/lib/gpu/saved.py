@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from .collect import Seen, lost_reading, take
 from .missing import NOT_REPORTED, Missing, known
+from .saved_text import decode
 from .smi_identify import parse
 
 
@@ -16,10 +17,7 @@ def read(data: bytes) -> Seen:
     Raises:
         ValueError: it is no answer about GPUs; the message names what it is.
     """
-    # A shell of Windows saves what a program prints as UTF-16.
-    wide = data[:2] in {b"\xff\xfe", b"\xfe\xff"}
-    text = data.decode("utf-16" if wide else "utf-8", "replace").replace("\r\n", "\n")
-    answer = parse(text)
+    answer = parse(decode(data))
     seen = Seen(
         source=answer.kind,
         troubles=answer.troubles,

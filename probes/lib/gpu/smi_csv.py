@@ -10,7 +10,7 @@ import re
 from typing import TYPE_CHECKING
 
 from .busid import normalise
-from .missing import NOT_REPORTED, Missing, flag, garbage, known
+from .missing import NOT_REPORTED, Missing, flag, garbage, known, missing
 from .smi_errors import recognise
 from .smi_fields import BY_FIELD, METRICS, Metric
 from .smi_reading import REASON_BITS, Answer, GpuReading
@@ -121,6 +121,9 @@ def parse_gpu_csv(text: str, asked: Sequence[str] = ()) -> Answer:
         if number == header_at or _is_header(cells):
             continue
         if len(cells) == len(columns) and (len(cells) > 1 or recognise(line) is None):
+            if _is_junk(columns, cells, strict):
+                answer.notes.append("not a row: %s" % line.strip()[:200])
+                continue
             reading = _reading(columns, cells, strict)
             if number == len(lines) - 1 and not answer.complete and columns[-1].metric:
                 # The line has no end: its last cell may have lost its own.
@@ -132,9 +135,10 @@ def parse_gpu_csv(text: str, asked: Sequence[str] = ()) -> Answer:
                 trouble_before = trouble.bus_id
                 continue
             answer.notes.append("not a row: %s" % line.strip()[:200])
-            if len(cells) < 2 and known(_identities(line)[-1].uuid) is None:
-                continue
             *glued, reading = _identities(line)
+            if known(reading.uuid) is None and known(reading.bus_id) is None:
+                # Nobody knows whom it is about, or whether it is about a GPU at all.
+                continue
             for other in glued:
                 other.position = len(answer.readings)
                 answer.readings.append(other)
@@ -163,6 +167,18 @@ def _columns(lines: Sequence[str], asked: Sequence[str]) -> tuple[list[_Column],
             columns.append(_Column(name, match.group("unit") if match else None))
         return columns, number
     return [_Column(name) for name in asked], -1
+
+
+_IDENTITY = frozenset({"index", "uuid", "bus_id"})
+
+
+def _is_junk(columns: Sequence[_Column], cells: Sequence[str], strict: bool) -> bool:
+    """Whether a row cannot be a GPU's: nothing that should say whose it is reads like it, nor like a reason why it is missing."""
+    told = [(column.metric, cell) for column, cell in zip(columns, cells) if column.metric is not None]
+    telling = [item for item in told if item[0].name in _IDENTITY] or told
+    return bool(telling) and all(
+        missing(cell) is None and isinstance(metric.read(cell, not (strict and metric.unit)), Missing) for metric, cell in telling
+    )
 
 
 def _is_header(cells: Sequence[str]) -> bool:

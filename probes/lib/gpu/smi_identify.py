@@ -154,4 +154,10 @@ def parse(text: str) -> Answer:
         return parse_gpu_csv(text)
     if kind.name == "smi_error":
         return Answer("smi_error", troubles=troubles(text.splitlines()))
-    raise Refused("this is %s (%s): %s" % (kind.meaning, kind.name, kind.reader))
+    raise Refused("this is %s (%s): %s" % (kind.meaning, kind.name, kind.reader), hint=_instead(kind))
+
+
+def _instead(kind: Kind) -> str:
+    if kind.reader.startswith("rdiag "):
+        return kind.reader if kind.reader.endswith("HOST") else "%s FILE" % kind.reader
+    return "save it on the host: nvidia-smi -q -x > FILE"

@@ -39,7 +39,16 @@ _Q_REASONS = {
 
 
 class Refused(ValueError):
-    """The text is not what it is taken for, or is not safe to read."""
+    """The text is not what it is taken for, or is not safe to read.
+
+    Args:
+        message: what it is.
+        hint: what to do instead; None where that is plain.
+    """
+
+    def __init__(self, message: str, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.hint = hint
 
 
 class NotWellFormed(Refused):

@@ -50,6 +50,8 @@ _AFFINITY = ("CPU Affinity", "NUMA Affinity", "GPU NUMA ID")
 class NotATopology(ValueError):
     """The text holds no matrix; the message says what it holds instead."""
 
+    hint = "save it on the host: nvidia-smi topo -m > FILE"
+
 
 @dataclass(frozen=True)
 class Link:
