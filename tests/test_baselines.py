@@ -195,20 +195,20 @@ def test_what_failed_or_was_not_told_whole_is_no_baseline(codes: tuple[str, ...]
 
 @dataclass(frozen=True)
 class Ran:
-    ranks: int
+    ranks: int | None
     busbw_gbs: float
 
 
 BY_RANKS = Comparison(
     (Watch("busbw_gbs", tolerance=0.05, worse="lower"),),
     (
-        Condition("ranks", lambda result, _: result.get("ranks"), "{} ranks", option="ranks"),
+        Condition("ranks", lambda result, _: result.get("ranks"), "{} ranks", "unknown ranks", option="ranks"),
         Condition("graph", lambda _, asked: "graphs" if asked.get("graph") else None, usual="no graphs"),
     ),
 )
 
 
-def run(ranks: int, busbw: float, /, *, save: bool = False, **asked: Any) -> Outcome[Any]:
+def run(ranks: int | None, busbw: float, /, *, save: bool = False, **asked: Any) -> Outcome[Any]:
     timing = Timing(connect_s=0, upload_s=0, run_s=0, total_s=0)
     ran = Outcome("box", "nccl", "r", "ok", Ran(ranks, busbw), (Finding("ok", "x", "y"),), timing)
     return baselines.apply(ran, BY_RANKS, save_now=save, asked=asked)
@@ -270,3 +270,14 @@ def test_conditions_of_any_text_are_a_name_of_a_file(folder: Path, name: str) ->
     assert path.parent.parent == folder
     assert len(path.name) < 255
     assert path != baselines.path_of(name, "nccl", {"device": "NVIDIA / H200 \u00e4 \0 " * 40, "ranks": 9})
+
+
+def test_the_usual_conditions_do_not_fit_whatever_an_older_file_holds(folder: Path) -> None:
+    (folder / "box").mkdir(parents=True)
+    content = {"schema_version": 1, "host": "box", "probe": "nccl", "saved_at": "2026-01-01", "result": {"ranks": 2, "busbw_gbs": 20.0}}
+    (folder / "box" / "nccl.json").write_text(json.dumps(content))
+    # A run of which nobody knows the ranks has the file's own name, and is not held against it.
+    timing = Timing(connect_s=0, upload_s=0, run_s=0, total_s=0)
+    ran = Outcome("box", "nccl", "r", "ok", Ran(None, 1.0), (Finding("ok", "x", "y"),), timing)
+    now = baselines.apply(ran, BY_RANKS, asked={"ranks": 2})
+    assert (now.status, now.notes) == ("ok", ("there is no baseline of box for unknown ranks; there is one for 2 ranks",))
