@@ -123,6 +123,22 @@ def test_who_says_how_many_gpus_there_should_be(tmp_path: Path, start_sshd: Call
             assert source == "gpus in hosts.yaml" or "hosts.yaml" not in str(count)
 
 
+def test_a_host_without_nvidia_smi_prints_no_screen_of_field_names(tmp_path: Path) -> None:
+    smi = FakeSmi(tmp_path / "driver", h200())
+    smi.lspci()
+    smi.kernel_log()
+    (smi.folder / "nvidia-smi").unlink()
+    for command in ("gpu", "topo"):
+        told = rdiag(command, home=tmp_path, PATH=f"{smi.folder}:/usr/bin:/bin")
+        answer = rdiag(command, "--json", home=tmp_path, PATH=f"{smi.folder}:/usr/bin:/bin")
+        (line,) = [line for one in answer.json["findings"] for line in one["evidence"] if line.startswith("nvidia-smi --query-gpu")]
+        assert line.endswith(": not on the PATH")
+        assert len(line) > 100
+        shown = " ".join(told.out.split())
+        assert "nvidia-smi --query-gpu=index,uuid,pci.bus_id,...: not on" in shown or "pci.bus_id,... --format" in shown, told.out
+        assert "GPUNone" not in shown
+
+
 def test_a_baseline_tells_what_changed(tmp_path: Path, start_sshd: Callable[..., TestSshd]) -> None:
     with a_host("local", h200(), tmp_path, start_sshd) as host:
         saved = host.rdiag("--save-baseline", "--json").json

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -70,7 +71,16 @@ def support(item: Finding) -> Iterator[str]:
             against = f"; threshold {safe(str(item.threshold))}{unit}{source}"
         yield f"measured {safe(str(item.value))}{unit}{against}"
     for line in item.evidence:
-        yield safe(line, limit=_SHOWN)
+        yield safe(brief(line), limit=_SHOWN)
+
+
+def brief(line: str) -> str:
+    """Return a line with the lists of fields in its commands cut short; ``--json`` has them in full."""
+    return _FIELDS.sub(r"\1...", line)
+
+
+_FIELDS = re.compile(r"(--[a-z-]+=(?:[\w.]+,){3})[\w.,]{20,}")
+"""An option with a long list, such as --query-gpu=index,uuid,...: its beginning tells which question it is."""
 
 
 def _rows(value: Any, prefix: str = "") -> Iterator[tuple[str, str]]:

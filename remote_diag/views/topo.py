@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..text import safe
-from .outcome import STYLES, findings, headline
+from .outcome import STYLES, brief, findings, headline
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -192,7 +192,7 @@ def _bridge_label(bridge: Any, bus_id: str) -> str:
 
 def _near_tree(result: Any) -> list[Node]:
     """Return groups by nearness: devices that are joined by PIX, within PXB, within a NUMA node."""
-    names = devices(result) or [f"GPU{gpu.index}" for gpu in result.gpus]
+    names = devices(result) or [f"GPU{gpu.index}" if gpu.index is not None else _gpu_label(gpu) for gpu in result.gpus]
     links = cells(result)
     kinds = {link.link for link in result.links}
 
@@ -268,4 +268,4 @@ def _conditions(result: Any) -> Iterator[str]:
     for name, value in result.nccl_settings.items():
         yield safe(f"{name}={value}")
     for line in result.unread:
-        yield safe(f"not read: {line}", limit=200)
+        yield safe(f"not read: {brief(line)}", limit=200)
