@@ -17,7 +17,8 @@ from remote_diag.views import topo, topo_plot
 from tests.support import captures
 from tests.support.cli import rdiag
 from tests.support.fake_smi import FakeSmi, rtx_pro_6000
-from tests.support.gpu_host import GpuHost, dgx, matrix, pcie_box, two_switches
+from tests.support.gpu_host import GpuHost, pcie_box
+from tests.support.smi_topology import dgx, matrix, two_switches
 
 EIGHT = [f"GPU{place}" for place in range(8)]
 NUMA = [place // 4 for place in range(8)]

@@ -15,7 +15,8 @@ from remote_diag.findings import Finding, status
 from remote_diag.testing import RecordingContext
 from tests.support import captures
 from tests.support.fake_smi import SENTINELS, FakeSmi, h200, load, rtx_pro_6000
-from tests.support.gpu_host import GpuHost, dgx, matrix, pcie_box, peers, two_switches
+from tests.support.gpu_host import GpuHost, pcie_box
+from tests.support.smi_topology import dgx, matrix, peers, two_switches
 
 PROBE = find("topo")
 BUS = ["0000:01:00.0", "0000:21:00.0", "0000:41:00.0", "0000:61:00.0", "0000:81:00.0", "0000:a1:00.0", "0000:c1:00.0", "0000:e1:00.0"]

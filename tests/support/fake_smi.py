@@ -18,11 +18,15 @@ import contextlib
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from xml.sax.saxutils import escape
+
+from .smi_program import PROGRAM
+from .smi_topology import topology
 
 Gpu = dict[str, str]
 NOT_AVAILABLE = "[N/A]"
@@ -32,104 +36,6 @@ SENTINELS = (
     "[Insufficient Permissions]", "[Requested functionality has been deprecated]", "ERR!", "",
 )  # fmt: skip
 """What a cell says in the place of a value."""
-
-_PROGRAM = '''\
-import fcntl, json, os, signal, sys, time
-here = os.path.dirname(os.path.abspath(__file__))
-arguments = sys.argv[1:]
-with open(os.path.join(here, "calls"), "a") as calls:
-    fcntl.flock(calls, fcntl.LOCK_EX)
-    calls.write(json.dumps([os.getpid(), time.monotonic(), arguments]) + "\\n")
-state = json.load(open(os.path.join(here, "state.json")))
-if state["hang"] is not None and any(word in " ".join(arguments) for word in state["hang"]["when"]):
-    if state["hang"]["freezer"]:
-        open(os.path.join(state["hang"]["freezer"], "cgroup.procs"), "w").write(str(os.getpid()))
-    elif state["hang"]["stop"]:
-        os.kill(os.getpid(), signal.SIGSTOP)
-    time.sleep(1000)
-for beginning, text, status in state["answers"]:
-    if arguments[: len(beginning)] == beginning:
-        sys.stdout.write(text)
-        sys.exit(status)
-
-def value_of(gpu, field):
-    return gpu.get(state["aliases"].get(field, field), "[N/A]")
-
-def option(name, short=None):
-    for place, word in enumerate(arguments):
-        if word.startswith(name + "="):
-            return word[len(name) + 1:]
-        if word in (name, short):
-            return arguments[place + 1] if place + 1 < len(arguments) else ""
-    return None
-
-def chosen():
-    wanted = option("--id", "-i")
-    if wanted is None:
-        return state["gpus"]
-    found = [gpu for gpu in state["gpus"]
-             if wanted.lower() in (gpu["index"], gpu["uuid"].lower(), gpu["pci.bus_id"].lower(), gpu["pci.bus_id"].lower()[4:])]
-    if not found:
-        print("No devices were found")
-        sys.exit(6)
-    return found
-
-def rows(names, table, known):
-    form = (option("--format") or "").split(",")
-    for name in names:
-        if name not in known and name not in state["aliases"]:
-            print('Field "%s" is not a valid field to query.' % name)
-            print()
-            sys.exit(2)
-    if "noheader" not in form:
-        print(", ".join(names))
-    for row in table:
-        if "error" in row:
-            print(row["error"])
-            continue
-        cells = [value_of(row, name) for name in names]
-        if "nounits" in form:
-            cells = [cell.rsplit(" ", 1)[0] if cell.rsplit(" ", 1)[-1] in ("MiB", "W", "MHz", "%", "us", "KB/s") else cell
-                     for cell in cells]
-        print(", ".join(cells))
-
-status = state["status"]
-if "--help-query-gpu" in arguments:
-    print('List of valid properties to query for the switch "--query-gpu":\\n')
-    for field in state["fields"]:
-        names = [field] + [alias for alias, of in state["aliases"].items() if of == field]
-        print(" or ".join('"%s"' % name for name in names))
-        print("What it says.\\n")
-elif option("--query-gpu") is not None:
-    gpus = chosen()
-    table = []
-    for gpu in gpus:
-        if gpu["index"] in state["lost"]:
-            table.append({"error": state["lost"][gpu["index"]]})
-            status = status or (15 if len(gpus) == 1 else 0)
-            if len(gpus) == 1:
-                continue
-            table.append({name: "[Unknown Error]" for name in state["fields"]})
-        else:
-            table.append(gpu)
-    rows(option("--query-gpu").split(","), table, state["fields"])
-elif option("--query-compute-apps") is not None:
-    names = ["timestamp", "gpu_name", "gpu_bus_id", "gpu_serial", "gpu_uuid", "pid", "process_name", "used_gpu_memory"]
-    rows(option("--query-compute-apps").split(","), state["apps"], names)
-elif "-x" in arguments or "--xml-format" in arguments:
-    sys.stdout.write(state["xml"])
-elif "-L" in arguments or "--list-gpus" in arguments:
-    for gpu in state["gpus"]:
-        print("GPU %s: %s (UUID: %s)" % (gpu["index"], gpu["name"], gpu["uuid"]))
-elif "--version" in arguments:
-    driver = state["gpus"][0]["driver_version"] if state["gpus"] else "590.48.01"
-    print("NVIDIA-SMI version  : %s\\nNVML version        : %s\\nDRIVER version      : %s\\nCUDA Version        : 13.1"
-          % (driver, driver.rsplit(".", 1)[0], driver))
-elif arguments:
-    print("Invalid combination of input arguments. Please run 'nvidia-smi -h' for help.\\n")
-    status = 1
-sys.exit(status)
-'''
 
 ALIASES = {
     "gpu_bus_id": "pci.bus_id",
@@ -240,13 +146,15 @@ class FakeSmi:
         self.answers: list[tuple[tuple[str, ...], str, int]] = []
         """(first arguments, text, status): looked at first, in order; ``()`` answers everything."""
         self.lost: dict[str, str] = {}
+        self.nics: list[str] = []
+        """Network devices that ``topo -m`` lists beside the GPUs, half of them near each half of those."""
         self.status = 0
         self.xml: str | None = None
         """Instead of the one that is made of the cells."""
         self._hang: dict[str, object] | None = None
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "calls").touch()
-        (folder / "smi.py").write_text(_PROGRAM)
+        (folder / "smi.py").write_text(PROGRAM)
         # Its own interpreter, without site: it answers in a few hundredths of a second.
         self.program("nvidia-smi", f'exec {sys.executable} -I -S "${{0%/*}}/smi.py" "$@"')
         self.write()
@@ -284,6 +192,11 @@ class FakeSmi:
         self.answers.append((beginning, text, status))
         self.write()
 
+    def answer_to(self, *arguments: str) -> str:
+        """Return what it answers, for tests that change it."""
+        done = subprocess.run([str(self.folder / "nvidia-smi"), *arguments], capture_output=True, text=True, check=False)
+        return done.stdout
+
     def fail(self, text: str, status: int) -> None:
         """Answer everything with ``text``, as a driver that cannot be reached does."""
         self.answers = [((), text, status)]
@@ -311,7 +224,7 @@ class FakeSmi:
         state = {
             "gpus": self.gpus, "fields": self.fields, "aliases": self.aliases, "apps": self.apps,
             "answers": [[list(beginning), text, status] for beginning, text, status in self.answers],
-            "lost": self.lost, "status": self.status, "hang": self._hang,
+            "lost": self.lost, "status": self.status, "hang": self._hang, "topo": topology(self.gpus, self.nics),
             "xml": self.xml if self.xml is not None else to_xml(self.gpus, self.apps),
         }  # fmt: skip
         new = self.folder / ".state"

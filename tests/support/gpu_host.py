@@ -1,4 +1,4 @@
-"""A host's files as the kernel and the NVIDIA driver lay them out, and matrices of ``nvidia-smi topo``: made up, never copied.
+"""A host's files as the kernel and the NVIDIA driver lay them out: made up, never copied.
 
 ::
 
@@ -14,71 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from .fake_smi import FakeSmi
-
-LEGEND = """
-Legend:
-
-  X    = the device itself
-  NV#  = a number of NVLinks
-"""
-
-
-def allowed(_first: int, _second: int) -> str:
-    """What a driver says that allows everything."""
-    return "OK"
-
-
-def matrix(
-    names: Sequence[str],
-    link: Callable[[int, int], str],
-    *,
-    numa: Sequence[int | None] = (),
-    nics: Sequence[str] = (),
-    pasted: bool = False,
-) -> str:
-    """Return a ``topo -m``: raw with tabs and escapes, or as it looks when pasted.
-
-    Args:
-        names: GPUs, then NICs.
-        link: gives the cell of two places.
-        numa: NUMA node of each GPU.
-        nics: device names of the NICs, for their legend.
-        pasted: blanks in the place of tabs and no escapes.
-    """
-    header = "\t\x1b[4m" + "\t".join([*names, "CPU Affinity", "NUMA Affinity", "GPU NUMA ID"]) + "\x1b[0m"
-    rows = []
-    for place, name in enumerate(names):
-        cells = [" X " if place == other else link(place, other) for other in range(len(names))]
-        node = numa[place] if place < len(numa) else None
-        near = [] if not name.startswith("GPU") else ["N/A", "N/A"] if node is None else [f"{node * 64}-{node * 64 + 63}", str(node)]
-        rows.append("\t".join([name, *cells, *([*near, "", "N/A"] if near else ["", "", "", ""])]))
-    legend = "".join(f"  NIC{place}: {name}\n" for place, name in enumerate(nics))
-    text = "\n".join([header, *rows]) + "\n" + LEGEND + (f"\nNIC Legend:\n\n{legend}" if nics else "")
-    if pasted:
-        text = text.replace("\x1b[4m", "").replace("\x1b[0m", "").replace("\t", "    ")
-    return text
-
-
-def peers(count: int, word: Callable[[int, int], str] = allowed) -> str:
-    """Return one ``topo -p2p``."""
-    header = " \t" + "\t".join(f"GPU{place}" for place in range(count)) + "\t"
-    rows = [
-        f" GPU{a}\t" + "\t".join("X" if a == b else word(a, b) for b in range(count)) + "\t" for a in range(count)
-    ]
-    return "\n".join([header, *rows, "", "Legend:", "", "  X    = Self", "  OK   = Status Ok", "  CNS  = Chipset not supported", ""])
-
-
-def two_switches(a: int, b: int) -> str:
-    """PIX within each half of eight GPUs, SYS between the halves."""
-    return "PIX" if a // 4 == b // 4 else "SYS"
-
-
-def dgx(a: int, b: int) -> str:
-    """Eight GPUs on NVSwitches and eight NICs, pairs of both below a switch each."""
-    if a < 8 and b < 8:
-        return "NV18"
-    first, second = (place % 8 // 2 for place in (a, b))
-    return "PIX" if first == second else "NODE" if first // 2 == second // 2 else "SYS"
+from .smi_topology import allowed, matrix, peers, two_switches
 
 
 class GpuHost:

@@ -11,8 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from remote_diag.agent.layout import boot_id
-from remote_diag.agent.layout import DEFAULT_CACHE, JobPaths
+from remote_diag.agent.layout import DEFAULT_CACHE, JobPaths, boot_id
 
 WRITER = """
 import json, os, random, sys, time

@@ -7,7 +7,7 @@ import pytest
 from probes.lib.gpu import nccl_paths
 from probes.lib.gpu.nccl_paths import Level, Setting, Way
 from probes.lib.gpu.topology import Link, parse_matrix
-from tests.support.gpu_host import matrix
+from tests.support.smi_topology import matrix
 
 PXB = Level("PXB", "NCCL's default", default=True)
 

@@ -7,7 +7,7 @@ import pytest
 from probes.lib.gpu import topology
 from tests.support import captures
 from tests.support.fake_smi import SENTINELS
-from tests.support.gpu_host import dgx, matrix, peers, two_switches
+from tests.support.smi_topology import dgx, matrix, peers, two_switches
 
 EIGHT = [f"GPU{place}" for place in range(8)]
 NICS = [f"NIC{place}" for place in range(8)]
