@@ -22,7 +22,6 @@ from .errors import (
     HostKeyError,
     RdiagError,
     Refused,
-    StateUnknown,
     UnreachableError,
 )
 from .events import Event, Note, Progress
@@ -253,12 +252,9 @@ class Follower:
         while True:
             try:
                 return self._once()
-            except StateUnknown as error:
-                error.hint = with_copies(error.hint, self._wanted.directory, self.job)
-                raise
             except RdiagError as error:
                 if not self._worth_another(error):
-                    raise
+                    raise with_copies(error, self._wanted.directory, self.job) from error.__cause__
                 wait = self._backoff.next()
                 self._tell(Note(f"{self.host.name}: {error.message}; trying again in {wait:.1f} s, the job goes on"))
                 time.sleep(wait)

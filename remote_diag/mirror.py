@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
 
-from .errors import LocalIOError
+from .errors import LocalIOError, RdiagError, StateUnknown
 from .text import safe
 
 CHECKED = 4096
@@ -225,23 +225,23 @@ def older_copies(path: Path, count: int) -> list[Mirror]:
     return found
 
 
-def with_copies(hint: str | None, directory: Path, job: str) -> str | None:
-    """Return ``hint`` and a line that names what was copied of a job's logs before, where there is something.
+def with_copies(error: RdiagError, directory: Path, job: str) -> RdiagError:
+    """Have an error about a job that the host does not have name what was copied of its logs before; return the error.
 
     Args:
-        hint: of an error about a job that the host does not have, or not any more.
+        error: any; others are left as they are.
         directory: where copies are kept.
         job: its id (``finetune.v2``), or a name for every attempt.
     """
     pattern = re.compile(re.escape(job) + r"(\.v[0-9]+)?(\.err|\.rank[0-9]+)?\.log")
-    try:
-        kept = sorted(path for path in directory.iterdir() if pattern.fullmatch(path.name))
-    except OSError:
-        kept = []
-    if not kept:
-        return hint
-    names = ", ".join(safe(str(path)) for path in kept[:4]) + (", ..." if len(kept) > 4 else "")
-    return f"{hint or ''}\nits logs were copied before: {names}".lstrip()
+    kept = []
+    if isinstance(error, StateUnknown):
+        with contextlib.suppress(OSError):
+            kept = sorted(path for path in directory.iterdir() if pattern.fullmatch(path.name))
+    if kept:
+        names = ", ".join(safe(str(path)) for path in kept[:4]) + (", ..." if len(kept) > 4 else "")
+        error.hint = f"{error.hint or ''}\nits logs were copied before: {names}".lstrip()
+    return error
 
 
 def fingerprint(copy: Copy) -> tuple[int, str]:
