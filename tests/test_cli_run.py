@@ -406,3 +406,25 @@ def test_a_probe_in_the_place_of_another_is_named(tmp_path: Path) -> None:
     assert done.json["result"] == {"value": "mine"}
     assert done.err.startswith("rdiag: note: hello is probes/hello.py, in place of /")
     assert rdiag("run", "probes/hello.py", "-H", "local", home=tmp_path).err == ""
+
+
+def test_the_way_to_the_host_is_begun_before_the_heavy_imports(tmp_path: Path) -> None:
+    program = """
+import sys
+import remote_diag.transport
+
+class Begun:
+    def prestart(self):
+        heavy = ("remote_diag.session", "remote_diag.bundle", "remote_diag.probe", "fabric", "pydantic", "yaml", "rich")
+        sys.exit(f"begun with {[name for name in heavy if name in sys.modules]}")
+
+remote_diag.transport.for_host = lambda host: Begun()
+sys.argv = ["rdiag", "run", "hello", "--host", "local"]
+from remote_diag.cli.entry import cli, Settings
+cli(obj=Settings())
+"""
+    call = [sys.executable, "-c", program]
+    # The second time the inventory is known, and neither read as YAML nor validated.
+    for _ in range(2):
+        done = subprocess.run(call, env=environment(tmp_path), cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.stderr == "begun with []\n"

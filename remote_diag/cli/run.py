@@ -176,15 +176,19 @@ class _Task:
 
 
 def _run_on_one(task: _Task, host: Host) -> int:
+    from ..transport import for_host
+
+    # The network works while this process still imports what the session and the probe need.
+    transport = for_host(host)
+    transport.prestart()
     from ..errors import RdiagError
     from ..session import Session
     from .output import Reporter, print_json, print_outcome
 
     settings, view = task.settings, task.view
     with Reporter(settings) as reporter:
-        session = Session(host, on_event=reporter.tell)
+        session = Session(host, on_event=reporter.tell, transport=transport)
         try:
-            # The network works while this process still imports what only the probe needs.
             session.prepare()
             loaded = task.load()
             params = task.build(loaded)
