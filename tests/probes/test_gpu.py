@@ -44,7 +44,7 @@ class Judged:
 @pytest.fixture
 def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[list[Gpu]], FakeSmi]:
     """Return a function that puts a driver with these GPUs on the PATH, an lspci and a clean kernel log beside it."""
-    monkeypatch.setattr(collect, "SAMPLE_GAP", 0.0)
+    monkeypatch.setattr(occupancy, "SAMPLE_GAP", 0.0)
 
     def put(gpus: list[Gpu]) -> FakeSmi:
         smi = FakeSmi(tmp_path / "bin", gpus)
@@ -341,6 +341,33 @@ def test_what_a_saved_table_lacks_is_said_once_and_how_to_get_it(tmp_path: Path)
     found = next(one for one in context.findings if one.code == "fan-unknown")
     assert (found.message, found.evidence) == ("fan cannot be told: fan_pct: not-reported", ())
     assert "nvidia-smi -q -x" in (found.action or "")
+
+
+_LATER = 'here=${0%/*}; case "$*" in *utilization.gpu*) echo x >>"$here/n"; [ "$(wc -l <"$here/n")" -lt 3 ] || sed -i "s/30 %/0 %/g" "$here/state.json";; esac\n'
+
+
+def test_a_card_that_was_only_woken_by_the_question_is_free(make: Callable[..., FakeSmi], tmp_path: Path) -> None:
+    """The rule that active probes and launches wait by: two idle samples in a row, up to four."""
+    smi = make(h200())
+    smi.gpus[FAULTY]["utilization.gpu"] = "30 %"
+    smi.write()
+    around(smi, _LATER + 'real "$@"')
+    gpu = judge(tmp_path).result.gpus[FAULTY]
+    assert (gpu.free, gpu.utilization_samples_pct) == (True, (30.0, 30.0, 0.0, 0.0))
+
+
+def test_one_card_that_spoils_the_second_sample_leaves_the_others_theirs(make: Callable[..., FakeSmi], tmp_path: Path) -> None:
+    smi = make(h200())
+    around(smi, 'case "$*" in *nounits*) real "$@" | sed "4s/ 0$/ [Unknown Error]/";; *) real "$@";; esac')
+    judged = judge(tmp_path)
+    assert [gpu.free for gpu in judged.result.gpus] == [True] * 3 + [None] + [True] * 4
+
+
+def test_who_is_named_is_not_asked_for_twice(make: Callable[..., FakeSmi], tmp_path: Path) -> None:
+    smi = make(h200(1))
+    smi.use(0, os.getpid())
+    assert judge(tmp_path).result.gpus[0].free is False
+    assert not [call for call in smi.calls() if "--format=csv,noheader,nounits" in call]
 
 
 # -- thresholds, checks left out, kernel log

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from probes.lib.gpu import collect
+from probes.lib.gpu import collect, occupancy
 from probes.lib.gpu.health import Report, judge
 from probes.lib.gpu.judgement import Judgement
 from probes.lib.gpu.thresholds import Thresholds
@@ -39,7 +39,7 @@ class Found:
 
 @pytest.fixture
 def box(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> GpuHost:
-    monkeypatch.setattr(collect, "SAMPLE_GAP", 0.0)
+    monkeypatch.setattr(occupancy, "SAMPLE_GAP", 0.0)
     smi = FakeSmi(tmp_path / "bin", rtx_pro_6000(4))
     monkeypatch.setenv("PATH", smi.path)
     host = pcie_box(tmp_path / "root", smi)

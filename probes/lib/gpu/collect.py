@@ -13,11 +13,11 @@ import sys
 from dataclasses import dataclass, field, replace
 from time import monotonic, sleep
 
-from . import kernel_log_source, lspci, procfs
+from . import kernel_log_source, lspci, owners, procfs
 from .busid import normalise
 from .looking import Surroundings
 from .missing import NOT_REPORTED, Missing, known, number
-from .occupancy import SAMPLE_GAP
+from .occupancy import GPUS_QUESTION, Inquiry
 from .run_smi import SMI, SMI_SECONDS, Programs, Said, ask_driver
 from .same_card import confused, latest
 from .smi_csv import QUERY, askable, parse_gpu_csv, refused_field, without
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 HELP_SECONDS = 5.0
 LOST = Missing("gpu-lost", "the driver cannot reach it")
 _MAX_REFUSALS = 40
-_LOAD = ("uuid", "utilization.gpu")
 _MAX_EVIDENCE = 4000
 
 
@@ -229,7 +228,7 @@ def _smi(seen: Seen, programs: Programs) -> None:
         _query(seen, programs)
     if programs.stuck(SMI) is None and programs.has(SMI):
         _apps(seen, programs)
-        _second_sample(seen, programs)
+        _samples(seen, programs)
         _evidence(seen, programs)
     elif seen.source == "nvml":
         seen.processes = [process for reading in seen.readings for process in reading.processes]
@@ -388,20 +387,36 @@ def _apps(seen: Seen, programs: Programs) -> None:
     seen.processes = found.processes
 
 
-def _second_sample(seen: Seen, programs: Programs) -> None:
-    if seen.source != "nvidia-smi" or programs.stuck(SMI) is not None:
-        return
+def _samples(seen: Seen, programs: Programs) -> None:
+    """Ask for the load again, as often as the one rule of who is free wants to know it."""
     begun = monotonic()
+    everybody = owners.holders(seen) or []
+    undecided: dict[str, Inquiry] = {}
     for reading in seen.readings:
         uuid = known(reading.uuid)
-        if uuid is not None:
+        if uuid is not None and uuid not in seen.load:
             _keep_samples(seen, uuid, [reading.utilization_pct])
-    sleep(max(0.0, SAMPLE_GAP - (monotonic() - begun)))
-    said = programs.ask(SMI, "--query-gpu=" + ",".join(_LOAD), "--format=csv,noheader")
-    for later in parse_gpu_csv(said.out, _LOAD).readings:
-        uuid = known(later.uuid)
-        if uuid is not None and uuid in seen.load:
-            _keep_samples(seen, uuid, [later.utilization_pct])
+        use = owners.use_of(reading, seen, everybody)
+        if use is not None and use.utilization_pct:
+            undecided[use.uuid] = Inquiry.going_on(use)
+    while True:
+        undecided = {uuid: inquiry for uuid, inquiry in undecided.items() if inquiry.question is not None}
+        if not undecided or programs.stuck(SMI) is not None:
+            return
+        sleep(max(0.0, max(inquiry.pause for inquiry in undecided.values()) - (monotonic() - begun)))
+        begun = monotonic()
+        said = programs.ask(SMI, *GPUS_QUESTION)
+        if said.hung:
+            seen.troubles.append(_hang(said))
+        lines = {cells[1].strip(): line for line in said.out.splitlines() for cells in [line.split(",")] if len(cells) > 1}
+        for uuid, inquiry in list(undecided.items()):
+            try:
+                inquiry.take([lines[uuid]])
+            except (KeyError, ValueError):
+                # What is asked again and does not answer is not known to be free.
+                del undecided[uuid]
+            else:
+                seen.load[uuid] = list(inquiry.gpus[0].utilization_pct)
 
 
 def _evidence(seen: Seen, programs: Programs) -> None:

@@ -201,6 +201,18 @@ class Inquiry:
         self.question: tuple[str, ...] | None = GPUS_QUESTION
         """Arguments of nvidia-smi; None when everything is known."""
 
+    @classmethod
+    def going_on(cls, gpu: GpuUse) -> Inquiry:
+        """Return an inquiry about one GPU whose first samples and processes are known from another answer.
+
+        Several of them share a question: each takes the line about its own GPU, and one that makes no sense costs the
+        others nothing.
+        """
+        inquiry = cls()
+        inquiry.gpus, inquiry._samples, inquiry._asked_apps = [gpu], len(gpu.utilization_pct), True
+        inquiry.question = inquiry._next()
+        return inquiry
+
     @property
     def pause(self) -> float:
         """Seconds to let pass before the question is asked."""
