@@ -41,18 +41,37 @@ def headline(outcome: Outcome[Any], sentence: str | None = None) -> Text:
 
 
 def findings(items: Sequence[Finding]) -> RenderableType | None:
-    """Return the findings as lines: level, subject, message; below each its numbers, evidence and next step."""
+    """Return the findings as lines: level, subject, message; below each its numbers, evidence and next step.
+
+    What is the same on several subjects comes once, with all of them below it.
+    """
     table = Table.grid(padding=(0, 1, 0, 0))
     table.add_column("level", no_wrap=True, min_width=8)
     table.add_column("text", overflow="fold")
-    for item in items:
-        subject = f"{safe(item.subject)}: " if item.subject else ""
+    for item, subjects in alike(items):
+        subject = f"{safe(subjects[0])}: " if len(subjects) == 1 else ""
         table.add_row(Text(item.level, STYLES.get(item.level, "")), Text(f"{subject}{safe(item.message)}"))
+        if len(subjects) > 1:
+            table.add_row("", Text(f"applies to {len(subjects)}: {', '.join(safe(_UUID.sub('', one)) for one in subjects)}"))
         for line in support(item):
             table.add_row("", Text(line, "dim"))
         if item.action:
             table.add_row("", Text(f"next: {safe(item.action)}"))
     return table if items else None
+
+
+_UUID = re.compile(r" (?:GPU|MIG)-[0-9a-f][0-9a-f-]+\Z")
+"""Of no use in a long list, where the bus id tells cards apart; ``--json`` has it."""
+
+
+def alike(items: Sequence[Finding]) -> Iterator[tuple[Finding, list[str]]]:
+    """Yield (the first of those findings that differ in nothing but their subject, all their subjects), in order."""
+    together: dict[Finding, list[str]] = {}
+    for item in items:
+        subjects = together.setdefault(dataclasses.replace(item, subject=None), [])
+        if item.subject and item.subject not in subjects:
+            subjects.append(item.subject)
+    yield from together.items()
 
 
 def opening(outcome: Outcome[Any], sentence: str | None) -> list[RenderableType]:
@@ -64,7 +83,7 @@ def opening(outcome: Outcome[Any], sentence: str | None) -> list[RenderableType]
 def support(item: Finding) -> Iterator[str]:
     """Yield what a finding stands on: the measured value and its threshold, then the evidence, escaped."""
     unit = f" {safe(item.unit)}" if item.unit else ""
-    if item.value is not None:
+    if item.value is not None and not isinstance(item.value, bool):
         against = ""
         if item.threshold is not None:
             source = f" ({safe(item.threshold_source)})" if item.threshold_source else ""

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import io
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rich.console import Console
 
@@ -102,3 +102,20 @@ def test_a_large_result_is_cut_short_and_says_so() -> None:
     assert max(map(len, names)) < 150
     assert values[views._MANY] == "... and 200 more; --json prints them all"
     assert names[-1] == "rows"
+
+
+def test_what_differs_in_nothing_but_its_subject_comes_once() -> None:
+    off = [
+        Finding("degraded", "off", "persistence is off", subject=f"gpu {index} 0000:0{index}:00.0 GPU-0{index}-5eed", value=False, action="turn it on")
+        for index in range(4)
+    ]
+    other = replace(off[3], evidence=("off since yesterday",))
+    lines = shown(render(outcome(off[0], FINDING, off[1], off[2], other)), 160).splitlines()
+    told = [line.strip() for line in lines]
+    assert told.count("next: turn it on") == 2
+    assert "degraded persistence is off" in told
+    assert "applies to 3: gpu 0 0000:00:00.0, gpu 1 0000:01:00.0, gpu 2 0000:02:00.0" in told
+    assert "degraded gpu 3 0000:03:00.0 GPU-03-5eed: persistence is off" in told
+    # That it is off has been said.
+    assert not any("measured False" in line for line in told)
+    assert told.index("degraded persistence is off") < next(place for place, line in enumerate(told) if line.startswith("fail "))
