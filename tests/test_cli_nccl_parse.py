@@ -141,12 +141,16 @@ def test_a_name_that_would_steer_the_terminal(tmp_path: Path) -> None:
     assert ran.out.startswith("x\\x1b[2J.log: nccl: ok")
 
 
-@pytest.mark.parametrize("sizes", ["0", "8:4", "8:64:1", "8,0", "x", "", "\u0663", "1:1G:2,8", "9" * 5000])
+@pytest.mark.parametrize("sizes", ["0", "8:4", "8:64:1", "8:64:+2", "8:64:1_0", "8,0", "x", "", "\u0663", "1:1G:2,8", "9" * 5000])
 def test_sizes_that_nobody_could_measure_ask_no_host(tmp_path: Path, sizes: str) -> None:
     ran = rdiag("nccl", "--backend", "gloo", "--sizes", sizes, home=tmp_path)
     assert (ran.code, ran.out) == (2, "")
     assert "--sizes" in ran.err
     assert "Traceback" not in ran.err
+
+
+def test_blanks_between_sizes_do_no_harm(tmp_path: Path) -> None:
+    assert rdiag("nccl", "--backend", "gloo", "--sizes", " 8 : 64 : 2", "--dry-run", home=tmp_path).code == 0
 
 
 def test_pictures(tmp_path: Path) -> None:

@@ -35,7 +35,9 @@ def checked_sizes(ctx: click.Context, parameter: click.Parameter, given: str | N
             parse_sizes(given)
         except ValueError as error:
             raise click.BadParameter(str(error), ctx=ctx, param=parameter) from error
-    return given
+        # Between sizes, blanks do no harm; the probe knows none.
+        return "".join(given.split())
+    return None
 
 
 @click.command()

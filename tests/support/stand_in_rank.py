@@ -68,7 +68,7 @@ def phase(name: str, size: int | None = None) -> None:
 def main() -> None:
     phase("import")
     phase("meet")
-    say(ready=True, name=PLAY.get("name", "Stand-in"), bus_id=f"0000:{SPEC['rank']:02x}:00.0", uuid=None, free=1 << 30, torch="2.9", library="2.27.7")
+    say(ready=True, name=PLAY.get("name", "Stand-in"), bus_id=f"0000:{SPEC['rank']:02x}:00.0", uuid=None, free=PLAY.get("free", 1 << 30), torch="2.9", library="2.27.7")
     size = 0
     for line in sys.stdin:
         order = json.loads(line)

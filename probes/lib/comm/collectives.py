@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from time import monotonic
 
 from ..gpu.busid import normalise
-from . import bandwidth, faults, load, plan, tables, workers
+from . import bandwidth, faults, load, memory, plan, tables, workers
 from .judge import Judge
 
 TYPE_CHECKING = False
@@ -32,6 +32,10 @@ _RESERVE = 15.0
 _CONTROL_SECONDS = 60.0
 _CONTROL_SIZES = (64, 16 << 20)
 _ATTEMPTS = 3
+_COPIES = 4
+"""Memory of a rank over its size: what goes in and comes out, and what is compared."""
+_COPIES_GLOO = 8
+"""The same for gloo, which buffers what it sends and receives: up to five were seen."""
 P2P_OFF = {"NCCL_P2P_DISABLE": "1"}
 
 
@@ -146,7 +150,7 @@ def _run_arm(context: Context, job: Job, folder: str, until: float, env: Mapping
         arm = Arm()
         port = job.port or free_port()
         if job.port is not None and taken(job.port):
-            arm.trouble = workers.Trouble("port-taken", None, "start", "port %d of the loopback is in use" % job.port)
+            arm.trouble = workers.Trouble("port-taken", None, "start", "port %d of the loopback is in use, or may not be used" % job.port)
             return arm
         spec = {
             "backend": job.backend,
@@ -222,14 +226,15 @@ class _Steps:
 
     def _that_fit(self) -> list[int]:
         free = [ready["free"] for ready in self._arm.ready if ready.get("free")]
-        # In and out, and what is compared.
-        most = min(free) // 4 if free else _memory() // (4 * self._job.ranks)
+        copies = _COPIES if free else _COPIES_GLOO
+        most = (min(free) if free else memory.available() // self._job.ranks) // copies
         fitting = [size for size in self._job.sizes if size <= most]
         if not fitting:
-            raise workers.Trouble("error", None, "prepare", "out of memory: no size is below a quarter of what is free")
+            text = "out of memory: every size is above %d bytes, 1/%d of what is free for a rank" % (most, copies)
+            raise workers.Trouble("error", None, "prepare", text)
         self._arm.left_out = [size for size in self._job.sizes if size > most]
         if self._arm.left_out:
-            self._arm.notes.append("sizes above a quarter of the free memory, %d bytes, were left out" % most)
+            self._arm.notes.append("sizes above %d bytes, 1/%d of the memory that is free for a rank, were left out" % (most, copies))
         return fitting
 
     def _measure(self, size: int) -> None:
@@ -352,7 +357,7 @@ def free_port() -> int:
 
 
 def taken(port: int) -> bool:
-    """Whether somebody listens at a port of the loopback."""
+    """Whether somebody listens at a port of the loopback, or it is kept for root."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -360,15 +365,3 @@ def taken(port: int) -> bool:
         except OSError as error:
             return error.errno in (errno.EADDRINUSE, errno.EACCES)
     return False
-
-
-def _memory() -> int:
-    """Return the bytes of memory that may be had, 1 GiB where the kernel does not say."""
-    try:
-        with open("/proc/meminfo") as file:
-            for line in file:
-                if line.startswith("MemAvailable:"):
-                    return int(line.split()[1]) << 10
-    except (OSError, ValueError, IndexError):
-        pass
-    return 1 << 30

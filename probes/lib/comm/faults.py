@@ -30,6 +30,10 @@ _ADVICE: dict[str, tuple[Literal["fail", "unknown"], str]] = {
 }
 
 
+_CRASHES = ("SIGSEGV", "SIGBUS", "SIGABRT", "SIGFPE", "SIGILL", "SIGTRAP")
+_CRASHED = "it crashed: run it again with --keep and read rank-N.log in the run's folder; versions: rdiag env"
+
+
 def is_port_taken(trouble: Trouble) -> bool:
     """Whether ranks could not meet because somebody else has the port."""
     return trouble.phase == "meet" and _PORT_TAKEN.search(" ".join((trouble.text, *trouble.evidence))) is not None
@@ -106,6 +110,8 @@ def _tell_trouble(context: Context, backend: str, trouble: Trouble, size: int | 
             level, code, action = "unknown", "not-supported", "choose another --dtype or --collective: this gloo has not got it"
         elif trouble.phase == "import":
             level, code, action = "unknown", "no-torch", "torch cannot be imported here: rdiag env"
+    if trouble.kind == "killed" and "SIGKILL" not in trouble.text:
+        action = _CRASHED if any(name in trouble.text for name in _CRASHES) else "somebody ended it: run it again"
     where = "in phase %s" % trouble.phase + ("" if size is None else " of %d bytes" % size)
     kept = "; %s begun until then" % _many(rows, "size") if rows else ""
     context.finding(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 _SIZE = re.compile(r"(\d+)([KMG]?)", re.ASCII)
+_FACTOR = re.compile(r"\d{1,20}", re.ASCII)
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 FACTOR = 4
 """Between one size and the next."""
@@ -48,7 +49,8 @@ def parse_sizes(text: str) -> list[int]:
     else:
         first, last, *rest = text.split(":")
         size, end = parse_size(first), parse_size(last)
-        factor = int(rest[0]) if rest else FACTOR
+        told = rest[0].strip() if rest else str(FACTOR)
+        factor = int(told) if _FACTOR.fullmatch(told) else 0
         if factor < 2 or len(rest) > 1:
             raise ValueError("the factor of %r must be 2 or more" % text)
         if end < size:

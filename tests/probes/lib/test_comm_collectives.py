@@ -212,6 +212,25 @@ def test_what_gloo_has_not_got_is_unknown_and_not_a_fault(bench: Bench) -> None:
     assert bench.codes == {"not-supported": "unknown"}
 
 
+@pytest.mark.parametrize(
+    ("number", "words"), [(signal.SIGKILL, "out of memory"), (signal.SIGSEGV, "it crashed"), (signal.SIGTERM, "somebody ended it")]
+)
+def test_what_to_do_depends_on_the_signal(bench: Bench, number: int, words: str) -> None:
+    bench.run({"do": "kill", "signal": number, "rank": 1, "phase": "burst"}, control=False)
+    (found,) = bench.context.findings
+    assert words in str(found.action)
+
+
+def test_on_the_cpu_sizes_are_bounded_by_what_a_container_may_use(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("probes.lib.comm.memory.available", lambda: 3 * 64 << 20)
+    result = bench.run({"free": None}, backend="gloo", sizes=[8, 8 << 20, 9 << 20])
+    assert [row.size_bytes for row in result.rows] == [8, 8 << 20]
+    assert (bench.codes["sizes-left-out"], result.complete) == ("unknown", False)
+    monkeypatch.setattr("probes.lib.comm.memory.available", lambda: 100)
+    bench.run({"free": None}, backend="gloo")
+    assert bench.codes["out-of-memory"] == "unknown"
+
+
 def test_no_memory_is_unknown_and_not_a_fault(bench: Bench) -> None:
     bench.run({"do": "error", "phase": "prepare", "text": "CUDA out of memory. Tried to allocate 4 GiB"})
     assert bench.codes["out-of-memory"] == "unknown"
