@@ -85,8 +85,8 @@ def test_healthy_drivers_are_ok(make: Callable[..., FakeSmi], tmp_path: Path, gp
         assert gpu.missing["fan_pct"].reason == "not-supported"
         assert set(gpu.checks.values()) <= {"ok", "skipped"}
     assert judged.finding("gpu-count").value == 8
-    # Two at a time would both enter a driver that hangs; help, one question for all cards, who computes, load, evidence.
-    assert len(smi.calls()) == 5
+    # Two at a time would both enter a driver that hangs; help, one question for all cards, who computes, load, NVLinks, evidence.
+    assert len(smi.calls()) == 6
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
@@ -370,6 +370,49 @@ def test_who_is_named_is_not_asked_for_twice(make: Callable[..., FakeSmi], tmp_p
     assert not [call for call in smi.calls() if "--format=csv,noheader,nounits" in call]
 
 
+# -- NVLink
+
+
+@pytest.mark.parametrize(
+    ("links", "code", "level", "value", "threshold"),
+    [([True] * 16 + [False] * 2, "nvlink-inactive", "degraded", 16, 18), ([False] * 18, "nvlink-inactive", "fail", 0, 18),
+     ([True] * 17, "nvlink-fewer", "degraded", 17, 18)],
+)  # fmt: skip
+def test_links_that_do_not_work(  # noqa: PLR0917
+    make: Callable[..., FakeSmi], tmp_path: Path, links: list[bool], code: str, level: str, value: int, threshold: int
+) -> None:
+    smi = make(h200())
+    smi.nvlinks["3"] = links
+    smi.write()
+    judged = judge(tmp_path)
+    assert judged.bad() == [code]
+    finding = judged.finding(code)
+    assert (finding.level, finding.value, finding.threshold, finding.unit) == (level, value, threshold, "NVLinks")
+    assert finding.subject == f"gpu 3 0000:61:00.0 {smi.gpus[FAULTY]['uuid']}"
+    assert "nvidia-smi nvlink -s -i 0000:61:00.0" in (finding.action or "")
+    assert [gpu.status for gpu in judged.result.gpus] == ["ok"] * 3 + [level] + ["ok"] * 4
+    assert judge(tmp_path, without=("nvlink",)).status == "ok"
+
+
+def test_links_of_which_nobody_tells(make: Callable[..., FakeSmi], tmp_path: Path) -> None:
+    smi = make(h200(2))
+    smi.answer(("nvlink", "-s"), "Insufficient Permissions\n", 4)
+    judged = judge(tmp_path)
+    assert {one.subject for one in judged.findings if one.code == "nvlink-unknown"} == {
+        f"gpu {gpu['index']} {gpu['pci.bus_id'][4:].lower()} {gpu['uuid']}" for gpu in smi.gpus
+    }
+    assert judged.status == "unknown"
+
+
+def test_cards_without_nvlinks_or_without_a_bridge_are_not_asked_for_them(make: Callable[..., FakeSmi], tmp_path: Path) -> None:
+    smi = make(rtx_pro_6000(2))
+    assert judge(tmp_path).result.checks["nvlink"] == "skipped"
+    smi.nvlinks = {"0": [False] * 4, "1": [False] * 4}
+    smi.write()
+    judged = judge(tmp_path)
+    assert (judged.status, judged.result.checks["nvlink"]) == ("ok", "skipped")
+
+
 # -- thresholds, checks left out, kernel log
 
 
@@ -407,6 +450,16 @@ def test_xids_are_pinned_to_their_card(make: Callable[..., FakeSmi], tmp_path: P
     assert judged.finding("xid-48").subject == f"gpu 3 0000:61:00.0 {smi.gpus[FAULTY]['uuid']}"
     assert judged.result.gpus[FAULTY].status == judged.finding("xid-48").level == "fail"
     assert sum(gpu.status == "ok" for gpu in judged.result.gpus) == 7
+
+
+def test_an_xid_of_a_program_says_what_to_do_about_the_program(make: Callable[..., FakeSmi], tmp_path: Path) -> None:
+    smi = make(h200())
+    smi.kernel_log("[  99.0] NVRM: Xid (PCI:0000:61:00): 31, pid=77, name=python, Ch 00000008, intr 10000000. MMU Fault")
+    judged = judge(tmp_path)
+    finding = judged.finding("xid-31")
+    assert (finding.level, judged.status) == ("ok", "ok")
+    assert finding.subject == f"gpu 3 0000:61:00.0 {smi.gpus[FAULTY]['uuid']}"
+    assert "restart the program" in (finding.action or "")
 
 
 def test_what_is_said_of_a_card_that_nobody_names_is_not_lost(make: Callable[..., FakeSmi], tmp_path: Path) -> None:

@@ -146,6 +146,8 @@ class FakeSmi:
         self.answers: list[tuple[tuple[str, ...], str, int]] = []
         """(first arguments, text, status): looked at first, in order; ``()`` answers everything."""
         self.lost: dict[str, str] = {}
+        self.nvlinks = {gpu["index"]: [True] * 18 for gpu in gpus if gpu["fabric.state"] == "Completed"}
+        """Whether each NVLink of a GPU works, by its index; GPUs that are not here have none."""
         self.nics: list[str] = []
         """Network devices that ``topo -m`` lists beside the GPUs, half of them near each half of those."""
         self.status = 0
@@ -225,6 +227,7 @@ class FakeSmi:
             "gpus": self.gpus, "fields": self.fields, "aliases": self.aliases, "apps": self.apps,
             "answers": [[list(beginning), text, status] for beginning, text, status in self.answers],
             "lost": self.lost, "status": self.status, "hang": self._hang, "topo": topology(self.gpus, self.nics),
+            "nvlinks": self.nvlinks,
             "xml": self.xml if self.xml is not None else to_xml(self.gpus, self.apps),
         }  # fmt: skip
         new = self.folder / ".state"

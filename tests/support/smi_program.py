@@ -87,6 +87,18 @@ elif option("--query-compute-apps") is not None:
     rows(option("--query-compute-apps").split(","), state["apps"], names)
 elif "-x" in arguments or "--xml-format" in arguments:
     sys.stdout.write(state["xml"])
+elif arguments[:2] == ["nvlink", "-s"]:
+    for gpu in chosen():
+        links = state["nvlinks"].get(gpu["index"], [])
+        if links and gpu["index"] in state["lost"]:
+            print(state["lost"][gpu["index"]])
+        elif links:
+            print("GPU %s: %s (UUID: %s)" % (gpu["index"], gpu["name"], gpu["uuid"]))
+            if any(links):
+                for number, works in enumerate(links):
+                    print("\\t Link %d: %s" % (number, "26.562 GB/s" if works else "<inactive>"))
+            else:
+                print("NVML: Unable to retrieve NVLink information as all links are inActive")
 elif arguments[:1] == ["topo"]:
     letter = (option("-p2p", "--p2pstatus") or "").lower()
     if "-i" in arguments or "--id" in arguments:

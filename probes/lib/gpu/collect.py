@@ -21,11 +21,12 @@ from .occupancy import GPUS_QUESTION, Inquiry
 from .run_smi import SMI, SMI_SECONDS, Programs, Said, ask_driver
 from .same_card import confused, latest
 from .smi_csv import QUERY, askable, parse_gpu_csv, refused_field, without
-from .smi_errors import STATUSES, recognise
-from .smi_lists import APPS_FIELDS, parse_apps, parse_list
+from .smi_errors import recognise
+from .smi_lists import APPS_FIELDS, NvLinkStatus, parse_apps, parse_list, parse_nvlink
 from .smi_reading import Answer, GpuReading, SmiProcess, Trouble
 from .smi_tree import Refused, parse_xml
 from .surroundings import look_around
+from .unanswered import broken_off, cannot, hang
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -62,6 +63,9 @@ class Seen:
     processes: list[SmiProcess] | None = None
     """Who computes; None where that could not be found out."""
     processes_why: str = ""
+    nvlinks: NvLinkStatus | None = None
+    """What ``nvlink -s`` says; None where it gave no answer."""
+    nvlinks_why: str = ""
     load: dict[str, list[float | None]] = field(default_factory=dict)
     """Samples of utilization, %, by UUID; None where the card has no such counter."""
     cuda_version: str | None = None
@@ -147,7 +151,7 @@ def _nvml(seen: Seen, remaining: float) -> None:
         # Nobody asks the driver as long as this, or an earlier question, is stuck in it.
         seen.asked.append(said)
         seen.hung = said
-        _cannot(seen, said)
+        cannot(seen, said)
         return
     if not lines or "absent" in lines[0]:
         seen.notes.append("NVML is not used: %s" % (lines[0]["absent"] if lines else said.why))
@@ -155,7 +159,7 @@ def _nvml(seen: Seen, remaining: float) -> None:
     seen.asked.append(said)
     if said.hung:
         seen.hung = said
-        seen.troubles.append(_hang(said))
+        seen.troubles.append(hang(said))
     if "failed" in lines[0]:
         trouble = recognise(str(lines[0]["failed"]))
         if trouble is not None:
@@ -229,6 +233,7 @@ def _smi(seen: Seen, programs: Programs) -> None:
     if programs.stuck(SMI) is None and programs.has(SMI):
         _apps(seen, programs)
         _samples(seen, programs)
+        _nvlinks(seen, programs)
         _evidence(seen, programs)
     elif seen.source == "nvml":
         seen.processes = [process for reading in seen.readings for process in reading.processes]
@@ -238,7 +243,7 @@ def _smi(seen: Seen, programs: Programs) -> None:
 def _query(seen: Seen, programs: Programs) -> None:
     helped = programs.ask(SMI, "--help-query-gpu", seconds=HELP_SECONDS)
     if helped.hung:
-        _cannot(seen, helped)
+        cannot(seen, helped)
         return
     fields: tuple[str, ...] = ()
     if helped.ok:
@@ -252,14 +257,14 @@ def _query(seen: Seen, programs: Programs) -> None:
     seen.notes += answer.notes
     take(seen, answer.readings)
     if not answer.readings:
-        _cannot(seen, said)
+        cannot(seen, said)
         if not _is_about_one_card(answer.troubles):
             return
     seen.source = "nvidia-smi"
     if said.hung:
-        seen.troubles.append(_hang(said))
+        seen.troubles.append(hang(said))
     elif not said.ok and not answer.troubles:
-        seen.troubles.append(_broken_off(said, len(answer.readings)))
+        seen.troubles.append(broken_off(said, len(answer.readings)))
     seen.unread = [note for note in answer.notes if note.startswith("not a row")]
     _ask_alone(seen, programs, fields)
 
@@ -289,45 +294,8 @@ def take(seen: Seen, readings: Sequence[GpuReading]) -> None:
         )  # fmt: skip
 
 
-def _broken_off(said: Said, rows: int) -> Trouble:
-    """An exit status that no word of the answer explains: there may be more to tell than was told."""
-    ending = said.ending if said.how == "ended" else said.how
-    meaning = STATUSES.get(said.status, ending) if said.status is not None else ending
-    return Trouble(
-        "nvidia-smi-failed", "%s after %d rows: %s" % (ending, rows, said.command),
-        "nvidia-smi failed after it had answered: %s" % meaning, "run it on the host: nvidia-smi; echo $?; look into dmesg", "unknown", "host",
-    )  # fmt: skip
-
-
 def _is_about_one_card(troubles: Sequence[Trouble]) -> bool:
     return bool(troubles) and all(trouble.scope == "gpu" for trouble in troubles)
-
-
-def _cannot(seen: Seen, said: Said) -> None:
-    seen.cannot_ask = said
-    if said.hung:
-        seen.troubles.append(_hang(said))
-        return
-    if said.how != "ended":
-        return
-    found = [trouble for trouble in map(recognise, (said.out + "\n" + said.err).splitlines()) if trouble is not None]
-    seen.troubles += [trouble for trouble in found if trouble not in seen.troubles]
-    if not seen.troubles and said.status:
-        meaning = STATUSES.get(said.status, "an error that its manual does not list")
-        seen.troubles.append(
-            Trouble("nvidia-smi-failed", said.why, "nvidia-smi failed: %s" % meaning, "run it on the host: nvidia-smi; look into dmesg", "unknown", "host")
-        )
-
-
-def _hang(said: Said) -> Trouble:
-    unkillable = said.pid is not None
-    return Trouble(
-        "driver-hangs", said.why,
-        "the driver does not answer" + (", and what asked it cannot be killed" if unkillable else ""),
-        "look at /proc/%s/wchan and /proc/%s/stack and into dmesg; end the jobs, reboot the host" % (said.pid, said.pid) if unkillable
-        else "run nvidia-smi on the host: a driver without persistence mode may be slow, one that hangs needs a reboot; look into dmesg",
-        "fail" if unkillable else "unknown", "host",
-    )  # fmt: skip
 
 
 def _ask_alone(seen: Seen, programs: Programs, fields: tuple[str, ...]) -> None:
@@ -343,7 +311,7 @@ def _ask_alone(seen: Seen, programs: Programs, fields: tuple[str, ...]) -> None:
         said, asked = _ask_fields(programs, fields, "-i", bus)
         answer = parse_gpu_csv(said.out, asked)
         if said.hung:
-            seen.troubles.append(_hang(said))
+            seen.troubles.append(hang(said))
         alone = [reading for reading in answer.readings if known(reading.bus_id) in {bus, None}]
         if alone and _whole(alone[0]) and (said.ok or answer.troubles):
             _put(seen, bus, alone[0])
@@ -382,7 +350,7 @@ def _apps(seen: Seen, programs: Programs) -> None:
         seen.processes_why = said.why if not said.ok else "a line that is no process: %s" % (found.damaged or ["the last one is cut"])[0]
         seen.processes = found.processes or None
         if said.hung:
-            seen.troubles.append(_hang(said))
+            seen.troubles.append(hang(said))
         return
     seen.processes = found.processes
 
@@ -407,7 +375,7 @@ def _samples(seen: Seen, programs: Programs) -> None:
         begun = monotonic()
         said = programs.ask(SMI, *GPUS_QUESTION)
         if said.hung:
-            seen.troubles.append(_hang(said))
+            seen.troubles.append(hang(said))
         lines = {cells[1].strip(): line for line in said.out.splitlines() for cells in [line.split(",")] if len(cells) > 1}
         for uuid, inquiry in list(undecided.items()):
             try:
@@ -419,12 +387,22 @@ def _samples(seen: Seen, programs: Programs) -> None:
                 seen.load[uuid] = list(inquiry.gpus[0].utilization_pct)
 
 
+def _nvlinks(seen: Seen, programs: Programs) -> None:
+    said = programs.ask(SMI, "nvlink", "-s") if programs.stuck(SMI) is None else None
+    if said is None:
+        return
+    seen.nvlinks_why = "" if said.ok else said.why
+    seen.nvlinks = parse_nvlink(said.out) if said.how == "ended" else None
+    if said.hung:
+        seen.troubles.append(hang(said))
+
+
 def _evidence(seen: Seen, programs: Programs) -> None:
     if programs.stuck(SMI) is not None:
         return
     said = programs.ask(SMI, "-q", "-x")
     if said.hung:
-        seen.troubles.append(_hang(said))
+        seen.troubles.append(hang(said))
     seen.xml = said.out
     try:
         answer = parse_xml(said.out)

@@ -6,7 +6,7 @@ import os
 import re
 from dataclasses import dataclass, field
 
-from . import census, kernel_log_findings, owners, surroundings
+from . import census, kernel_log_findings, nvlinks, owners, surroundings
 from .checks import GPU_CHECKS
 from .collect import gpus_of
 from .judgement import Judgement
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from .thresholds import Thresholds
 
 PER_GPU = {**GPU_CHECKS, "siblings": siblings}
-HOST_CHECKS = ("count", "driver", "kernel-log", "processes", "limits", "modules", "numa", "acs", "iommu")
+HOST_CHECKS = ("count", "driver", "kernel-log", "processes", "nvlink", "limits", "modules", "numa", "acs", "iommu")
 CHECKS = (*PER_GPU, *HOST_CHECKS)
 """Every name that ``--without`` takes."""
 _BDF = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]\Z")
@@ -146,6 +146,7 @@ def _host_checks(
     if seen.parsed:
         return checks
     buses = [bus for bus in (known(gpu.reading.bus_id) for gpu in report.gpus) if bus is not None]
+    checks["nvlink"] = lambda: nvlinks.judge(seen)
     checks["kernel-log"] = lambda: _kernel_log(seen, root)
     checks["limits"] = lambda: surroundings.judge_limits(thresholds, root) if buses else []
     checks["modules"] = lambda: surroundings.judge_modules(len(buses) > 1, root) if buses else []

@@ -177,9 +177,14 @@ def _group(group: Group, gpus: Mapping[str, str] | None, links: Mapping[str, str
         threshold=CORRECTED_MANY if corrected else None,
         threshold_source="links correct single errors by design" if corrected else None,
         evidence=tuple(_line(event) for event in group.events[:SHOWN]) + _rest(group),
-        action=None if level == "ok" else action,
+        action=None if level == "ok" and not _is_a_programs(group) else action,
     )  # fmt: skip
     return group, judgement
+
+
+def _is_a_programs(group: Group) -> bool:
+    """Whether it is an Xid of this boot that the table lays to a program: nothing is to be done about the card, and there is about that."""
+    return group.kind == "xid" and group.code is not None and not group.earlier_boot and xid.meaning(group.code).level == "ok"
 
 
 def _subject(group: Group, gpus: Mapping[str, str] | None, links: Mapping[str, str] | None) -> str | None:
