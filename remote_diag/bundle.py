@@ -61,17 +61,22 @@ class Bundle:
     def _script(self) -> Iterator[bytes]:
         yield b"hash=%s\n" % self.digest.encode()
         yield paths.install_script().read_bytes()
+        end = b"RDIAG_%s" % self.digest[:16].encode()
         yield b"write_files() {\n"
         for directory in sorted({str(Path(name).parent) for name, _ in self.files} - {"."}):
             yield b'mkdir -p "$1/%s" || return 1\n' % SafePath(directory).encode()
         for name, data in self.files:
-            end = b"RDIAG_%s" % self.digest[:16].encode()
             if not data.endswith(b"\n") or b"\0" in data or end in data:
                 raise InternalError(f"bundle file {name} cannot be carried in a here-document")
             yield b"cat >\"$1/%s\" <<'%s' || return 1\n" % (SafePath(name).encode(), end)
             yield data
             yield b"%s\n" % end
         yield b"}\n"
+        yield b'has_all() {\nwhile read -r size name; do\n'
+        yield b'[ -f "$1/$name" ] && [ $(wc -c <"$1/$name") -eq "$size" ] || return 1\n'
+        yield b"done <<'%s'\n" % end
+        yield from (b"%d %s\n" % (len(data), name.encode()) for name, data in self.files)
+        yield b"%s\n}\n" % end
         yield b'install "$@"\n'
 
 
@@ -110,14 +115,12 @@ def _read(source: _Source) -> bytes:
     return data if data.endswith(b"\n") else data + b"\n"
 
 
-@lru_cache(maxsize=64)
 def build(target: Environment) -> Bundle:
     """Return the bundle for a host whose environment is ``target``; raises ConfigError for bad values in it."""
     with _reading():
-        return _build(target, _sources())
+        return _built(target, _stamp(target, _sources()))
 
 
-@lru_cache(maxsize=64)
 def digest_for(target: Environment) -> str:
     """Return the digest of :func:`build`, without reading the files where it is known what is in them.
 
@@ -134,7 +137,7 @@ def digest_for(target: Environment) -> str:
         try:
             return _known(_DIGESTS.read(name))
         except (OSError, ValueError):
-            built = _build(target, sources)
+            built = _built(target, name)
             # What changed a moment ago may change once more and keep its times: they are only so fine.
             newest = max(max(each.status.st_mtime_ns, each.status.st_ctime_ns) for each in sources)
             if newest < now - _SETTLED_NS and _stamp(target, _sources()) == name:
@@ -142,8 +145,10 @@ def digest_for(target: Environment) -> str:
             return built.digest
 
 
-def _build(target: Environment, sources: list[_Source]) -> Bundle:
-    files = {source.name: _read(source) for source in sources}
+@lru_cache(maxsize=8)
+def _built(target: Environment, stamp: str) -> Bundle:  # noqa: ARG001 - it tells one state of our files from another
+    """Return the bundle, read now; the same again for the same ``stamp``."""
+    files = {source.name: _read(source) for source in _sources()}
     files.update(environment.entry_files(target))
     files[f"{PROBES}/__init__.py"] = b'"""Probe code on the host."""\n'
     library = {name: data for name, data in files.items() if name.startswith(f"{PROBES}/")}

@@ -88,6 +88,8 @@ if [ -f "$dir/venv" ]; then
     [ -x "$prefix/bin/python" ] || fail no-venv
     start "$prefix/bin/python"
 fi
+# Every bundle names an environment: this one has lost a file, and the client will look for what it lacks.
+[ -f "$dir/python" ] || exit 66
 while IFS= read -r candidate <&3; do
     case $candidate in
         /*) [ -x "$candidate" ] || continue ;;

@@ -1,8 +1,9 @@
 # Unpacks one bundle of rdiag into a cache directory: sh <this file> CACHE NONCE keep|replace [THIS-FILE]
-# (replace: what is there is damaged; THIS-FILE: remove the file that this text was read from.)
+# (keep: what is there stays unless files of it are missing or cut, which may keep the agent from saying so itself;
+# replace: what is there is damaged; THIS-FILE: remove the file that this text was read from.)
 # A bundle is unpacked under a temporary name and renamed, so it is there as a whole or not at all. The caller
-# appends one function that writes the files (write_files), the bundle's hash, and the call of install: a text that
-# arrives cut short defines something or nothing, and does nothing.
+# appends one function that writes the files (write_files), one that looks at them (has_all), the bundle's hash, and
+# the call of install: a text that arrives cut short defines something or nothing, and does nothing.
 say() {
     printf '\nRDIAG1 %s 0 %s 0 00000000\n\n' "$nonce" "$1"
     exit "$2"
@@ -32,8 +33,10 @@ install() {
     find "$cache" -maxdepth 1 -name "$some$some$some$some.$some$some*" ! -name '*[!0-9a-z.]*' -mtime +0 \
         -exec rm -rf {} + 2>/dev/null
     place=$cache/$hash
-    if [ -d "$place" ] && [ "$3" != replace ]; then
-        say installed 0
+    replace=$3
+    if [ -d "$place" ] && [ "$replace" != replace ]; then
+        has_all "$place" && say installed 0
+        replace=replace
     fi
     new=$cache/$hash.$nonce
     mkdir "$new" || say cannot-create 1
@@ -42,7 +45,7 @@ install() {
         say cannot-write 1
     }
     # Only what is damaged makes room: agents of other clients may be running from what is not.
-    if [ "$3" = replace ] && [ -d "$place" ]; then
+    if [ "$replace" = replace ] && [ -d "$place" ]; then
         mv "$place" "$new.old" 2>/dev/null && rm -rf "$new.old"
     fi
     if ! settle "$new" "$place"; then

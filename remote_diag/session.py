@@ -55,6 +55,7 @@ class Session:
         self.transport = transport or for_host(host)
         self._tell = on_event or (lambda _: None)
         self._bundle: Bundle | None = None
+        self._digest: str | None = None
         self._cache: SafePath | None = None
         self._temporary = False
         self._connected = False
@@ -87,7 +88,11 @@ class Session:
     @property
     def bundle_digest(self) -> str:
         """The digest of :attr:`bundle`, known without reading its files as a rule."""
-        return digest_for(self.host.environment) if self._bundle is None else self._bundle.digest
+        if self._bundle is not None:
+            return self._bundle.digest
+        if self._digest is None:
+            self._digest = digest_for(self.host.environment)
+        return self._digest
 
     @property
     def enter_command(self) -> SafeCommand:

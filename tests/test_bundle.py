@@ -27,9 +27,9 @@ def run_installer(script: bytes, *arguments: str, shell: str = "sh", cwd: Path) 
 
 
 def test_the_same_inputs_give_the_same_bytes() -> None:
-    bundle.build.cache_clear()
+    forget()
     first = bundle.build(Environment())
-    bundle.build.cache_clear()
+    forget()
     assert bundle.build(Environment()).installer() == first.installer()
 
 
@@ -78,13 +78,35 @@ def test_installing_twice_keeps_what_is_there_and_replace_mends_it(tmp_path: Pat
     script = built.installer()
     run_installer(script, "cache", NONCE, "keep", cwd=tmp_path)
     place = tmp_path / "cache" / built.digest
-    (place / "enter").write_text("damaged")
+    damaged = (place / "enter").read_bytes().replace(b"umask", b"UMASK")
+    (place / "enter").write_bytes(damaged)
     run_installer(script, "cache", NONCE, "keep", cwd=tmp_path)
-    assert (place / "enter").read_text() == "damaged"
+    assert (place / "enter").read_bytes() == damaged
     done = run_installer(script, "cache", NONCE, "replace", cwd=tmp_path)
     assert b"installed" in done.stdout
     assert bundle_digest(str(place)) == built.digest
     assert sorted(os.listdir(tmp_path / "cache")) == [built.digest]
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+@pytest.mark.parametrize("damage", ["gone", "cut", "empty", "folder-gone", "a-folder-instead"])
+def test_an_installation_that_lacks_something_is_no_installation(tmp_path: Path, shell: str, damage: str) -> None:
+    built = bundle.build(Environment())
+    run_installer(built.installer(), "cache", NONCE, "keep", cwd=tmp_path)
+    place = tmp_path / "cache" / built.digest
+    victim = place / "agent" / "digest.py"
+    if damage == "folder-gone":
+        shutil.rmtree(place / "agent")
+    elif damage in {"cut", "empty"}:
+        victim.write_bytes(victim.read_bytes()[: 100 if damage == "cut" else 0])
+    else:
+        victim.unlink()
+        if damage != "gone":
+            victim.mkdir()
+    done = run_installer(built.installer(), "cache", NONCE, "keep", shell=shell, cwd=tmp_path)
+    assert b"installed" in done.stdout, done.stderr
+    assert bundle_digest(str(place)) == built.digest
+    assert os.listdir(tmp_path / "cache") == [built.digest]
 
 
 def test_many_at_once_leave_one_whole_bundle(tmp_path: Path) -> None:
@@ -189,8 +211,7 @@ def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def forget() -> None:
     """Forget what this process knows, as the next one would."""
-    bundle.build.cache_clear()
-    bundle.digest_for.cache_clear()
+    bundle._built.cache_clear()
 
 
 def known(target: Environment = Environment()) -> str:  # noqa: B008 - frozen
@@ -219,8 +240,9 @@ def forge(sources: Path) -> Path:
 def test_a_digest_is_known_without_reading_the_files(sources: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = built()
     assert known() == first
-    monkeypatch.setattr(bundle, "_build", lambda *_: pytest.fail("the files were read"))
-    assert known() == first
+    with monkeypatch.context() as patched:
+        patched.setattr(bundle, "_built", lambda *_: pytest.fail("the files were read"))
+        assert bundle.digest_for(Environment()) == first
     assert [stat.S_IMODE(path.stat().st_mode) for path in entries(sources)] == [0o600]
 
 
@@ -279,15 +301,16 @@ def test_what_changed_a_moment_ago_is_not_trusted(sources: Path, monkeypatch: py
 
 
 def test_what_changes_while_it_is_read_is_not_kept(sources: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    build = bundle._build
+    read = bundle._built
 
     def change(*arguments: Any) -> bundle.Bundle:
-        made = build(*arguments)
+        made = read(*arguments)
         (sources / "agent/runner.py").write_text("x = 1\n")
         return made
 
-    monkeypatch.setattr(bundle, "_build", change)
-    known()
+    with monkeypatch.context() as patched:
+        patched.setattr(bundle, "_built", change)
+        bundle.digest_for(Environment())
     assert entries(sources) == []
 
 
@@ -335,6 +358,14 @@ def test_what_is_uploaded_goes_by_the_digest_of_what_was_read(sources: Path) -> 
     assert session.bundle_digest == "f" * 64
     assert session.bundle.digest == bundle_digest_of(session.bundle) == session.bundle_digest
     assert f"/{session.bundle.digest}/enter" in session.enter_command
+
+
+def test_a_change_is_noticed_by_the_next_session_of_the_same_process(sources: Path) -> None:
+    before = bundle.digest_for(Environment())
+    assert bundle.build(Environment()).digest == before
+    assert bundle.build(Environment()) is bundle.build(Environment())
+    (sources / "agent/runner.py").write_text("x = 1\n")
+    assert bundle.digest_for(Environment()) == bundle.build(Environment()).digest != before
 
 
 def bundle_digest_of(made: bundle.Bundle) -> str:

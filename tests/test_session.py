@@ -184,6 +184,20 @@ def test_a_damaged_installation_is_mended(place: Place, echo: Probe[Any, Any]) -
 
 
 @lasting
+@pytest.mark.parametrize("name", ["enter", "python", "agent/__main__.py", "agent/digest.py", "agent/supervisor.py"])
+def test_an_installation_that_lost_a_file_is_mended(place: Place, echo: Probe[Any, Any], name: str) -> None:
+    with Session(place.host) as session:
+        session.run(echo)
+        installed = place.home / ".cache/rdiag" / session.bundle.digest
+    kept = (installed / name).read_bytes()
+    for damage in ((installed / name).unlink, lambda: (installed / name).write_bytes(kept[: len(kept) // 2])):
+        damage()
+        with Session(place.host) as session:
+            assert session.run(echo, {"text": "x"}).result.text == "x"
+        assert (installed / name).read_bytes() == kept
+
+
+@lasting
 def test_a_damaged_library_is_mended_before_a_probe_that_uses_it_runs(
     place: Place, echo: Probe[Any, Any], tmp_path: Path
 ) -> None:
