@@ -56,7 +56,7 @@ class Script:
 
     def session(self) -> Session:
         session = Session(HOST, transport=_Nowhere())  # type: ignore[arg-type]
-        session.agent = lambda **_: self  # type: ignore[assignment, method-assign, misc]
+        session.agent = lambda **_: self  # type: ignore[assignment, method-assign]
         return session
 
 
