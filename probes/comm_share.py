@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from probes.lib.comm.lengths import Calls
     from probes.lib.comm.steps import Windows
     from probes.lib.comm.trace import Reader
     from probes.lib.comm.trace_shares import DeviceShares, Gathered, Kind
@@ -386,26 +387,26 @@ def _device(params: Params, number: int, found: Windows, shares: DeviceShares, k
 
 
 def _per_step(shares: DeviceShares) -> PerStep | None:
-    from probes.lib.comm.trace_shares import ranked
+    from probes.lib.comm.lengths import of, ranked
 
     lengths, (whole, exposed) = shares.all.lengths(), shares.all.shares()
     if not lengths:
         return None
-    columns = [(min(values), ranked(values, (len(values) - 1) // 2), max(values)) for values in (lengths, whole, exposed)]
+    columns = [(min(values), ranked(of(values), (len(values) - 1) // 2), max(values)) for values in (lengths, whole, exposed)]
     return PerStep(len(lengths), *(value for column in columns for value in column))
 
 
 def _collectives(params: Params, shares: DeviceShares, kinds: list[Kind], share: Callable[[float], float]) -> tuple[Collective, ...]:
-    from probes.lib.comm.trace_shares import Calls
+    from probes.lib.comm.lengths import extremes, percentile
 
     rows = []
     for (family, name), measure in shares.collectives.items():
-        together = Calls()
+        together: list[Calls] = []
         small = large = unsized = 0.0
         for key, calls in shares.calls.items():
             if (kinds[key].family, kinds[key].collective) != (family, name):
                 continue
-            together.lengths.extend(calls.lengths)
+            together.append(calls)
             size = kinds[key].size_bytes
             if size is None:
                 unsized += calls.kernel_us
@@ -413,18 +414,19 @@ def _collectives(params: Params, shares: DeviceShares, kinds: list[Kind], share:
                 small += calls.kernel_us
             else:
                 large += calls.kernel_us
+        shortest = extremes(together)
         rows.append(
             Collective(
                 name=name,
                 family=family,
-                calls=len(together.lengths),
+                calls=sum(map(len, together)),
                 total_us=measure.total,
                 share=share(measure.total),
                 exposed_us=measure.exposed,
                 exposed_share=share(measure.exposed),
-                min_us=min(together.lengths) if together.lengths else None,
-                p50_us=together.percentile(0.5),
-                p99_us=together.percentile(0.99),
+                min_us=shortest[0] if shortest is not None else None,
+                p50_us=percentile(together, 0.5),
+                p99_us=percentile(together, 0.99),
                 latency_bound_us=small,
                 bandwidth_bound_us=large,
                 unsized_us=unsized,
@@ -434,22 +436,19 @@ def _collectives(params: Params, shares: DeviceShares, kinds: list[Kind], share:
 
 
 def _messages(shares: DeviceShares, kinds: list[Kind]) -> tuple[Message, ...]:
-    from probes.lib.comm.trace_shares import Calls
+    from probes.lib.comm.lengths import extremes, percentile
 
-    groups: dict[tuple[str, int, str, int | None], Calls] = {}
+    groups: dict[tuple[str, int, str, int | None], list[Calls]] = {}
     for key, calls in shares.calls.items():
         kind = kinds[key]
         if kind.size_bytes is None or kind.collective is None or kind.dtype is None:
             continue
-        group = groups.setdefault((kind.collective, kind.size_bytes, kind.dtype, kind.ranks), Calls())
-        group.lengths.extend(calls.lengths)
-        group.kernel_us += calls.kernel_us
+        groups.setdefault((kind.collective, kind.size_bytes, kind.dtype, kind.ranks), []).append(calls)
     rows = []
-    for (collective, size, dtype, ranks), calls in groups.items():
-        median = calls.percentile(0.5)
-        if median is not None:
+    for (collective, size, dtype, ranks), alike in groups.items():
+        median, shortest = percentile(alike, 0.5), extremes(alike)
+        if median is not None and shortest is not None:
             bandwidth = size / median / 1e3 if median > 0 else 0.0
-            rows.append(
-                Message(collective, size, dtype, ranks, len(calls.lengths), calls.kernel_us, min(calls.lengths), median, bandwidth)
-            )
+            count, total = sum(map(len, alike)), sum(each.kernel_us for each in alike)
+            rows.append(Message(collective, size, dtype, ranks, count, total, shortest[0], median, bandwidth))
     return tuple(sorted(rows, key=lambda row: -row.total_us))

@@ -65,6 +65,27 @@ class Scratch:
         return Stored(self._file, place, run)
 
 
+    def append(self, values: array[float]) -> int | None:
+        """Write numbers into the file, and return their place there; None where that cannot be."""
+        try:
+            if self._file is None:
+                self._file = TemporaryFile(dir=self._folder)  # noqa: SIM115 - it goes with this object
+            place = self._file.seek(0, SEEK_END)
+            self._file.write(values.tobytes())
+            self._file.flush()
+        except OSError:
+            return None
+        return place
+
+    def floats(self, place: int, count: int) -> Iterator[array[float]]:
+        """Yield ``count`` numbers that were written to a place, some at a time."""
+        assert self._file is not None  # noqa: S101 - they were written
+        for begin in range(0, count, RUN):
+            part = array("d")
+            part.frombytes(os.pread(self._file.fileno(), 8 * min(RUN, count - begin), place + 8 * begin))
+            yield part
+
+
 class Stored:
     """A run in a file."""
 
@@ -314,12 +335,17 @@ class Share:
         """Length of what nothing hides, us."""
         self._end = float("-inf")
 
-    def add(self, start: float, end: float, hiding: Union | Ahead) -> None:
-        """Add a part; ``hiding`` is what it may hide behind."""
+    def add(self, start: float, end: float, hiding: Union | Ahead, exposed: float = -1.0) -> None:
+        """Add a part; ``hiding`` is what it may hide behind, ``exposed`` what it leaves of the whole part, where known."""
         # Several times faster than max(), in the innermost loop.
-        if start < self._end:  # noqa: PLR1730
-            start = self._end
+        if start < self._end:
+            start, exposed = self._end, -1.0
         if end > start:
-            self.total += end - start
-            self.exposed += end - start - hiding.covered(start, end)
+            length = end - start
+            self.total += length
+            self.exposed += exposed if exposed >= 0 else length - hiding.covered(start, end)
             self._end = end
+
+    def follow(self, other: Share) -> None:
+        """Take the measures of another one, which was given the same parts."""
+        self.total, self.exposed, self._end = other.total, other.exposed, other._end

@@ -127,11 +127,11 @@ class SharePerStep(Share):
         self._totals, self._exposed = array("d"), array("d")
         self._place = 0
 
-    def add(self, start: float, end: float, hiding: Union | Ahead) -> None:
-        """Add a part; ``hiding`` is what it may hide behind."""
+    def add(self, start: float, end: float, hiding: Union | Ahead, exposed: float = -1.0) -> None:
+        """Add a part, as :meth:`Share.add` does."""
         if self._place < len(self._moments) and self._moments[self._place] < end:
             self._note(max(start, self._end), end, hiding)
-        super().add(start, end, hiding)
+        Share.add(self, start, end, hiding, exposed)
 
     def _note(self, start: float, end: float, hiding: Union | Ahead) -> None:
         while self._place < len(self._moments) and self._moments[self._place] < end:

@@ -49,7 +49,7 @@ _BOUNDARY = b"\n  },\n  {\n"
 _EVENT = re.compile(rb'\n  \{\n    "ph": "X",\s+"cat": "(?:%s)",' % _KEPT)
 _PLAIN = re.compile(
     rb'\n  \{\n    "ph": "X",\s+"cat": "(kernel|gpu_memcpy|gpu_memset)",\s+"name": "([^"\\]*)",\s+"pid": (\d{1,9}),\s+"tid": [^\s,]+,'
-    rb'\s+"ts": (\d{1,17}(?:\.\d{1,9})?),\s+"dur": (\d{1,17}(?:\.\d{1,9})?)\s*,\s+"args": \{\n(?:[^{}\\"]|"(?!device|Coll))*"device": (\d{1,3}),[^{}\\]*\}\n  \}(?=,\n  \{\n|\Z)'
+    rb'\s+"ts": (\d{1,17}(?:\.\d{1,9})?),\s+"dur": (\d{1,17}(?:\.\d{1,9})?)\s*,\s+"args": \{\n[^{}\\"]*(?:"(?!device|Coll)[^{}\\"]*)*"device": (\d{1,3})(?!\d)[^{}\\]*\}\n  \}(?=,\n  \{\n|\Z)'
 )
 """A whole event of the most frequent form: category, name, process, start, length, device."""
 _CATEGORY = re.compile(rb'"cat"\s*:\s*"(?:%s)"' % _KEPT)

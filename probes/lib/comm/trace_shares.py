@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from array import array
 from fnmatch import fnmatchcase
 
 from probes.lib.comm.kernel_names import communication, element_bytes
+from probes.lib.comm.lengths import PENDING, Calls
 from probes.lib.comm.overlap import Ahead, Events, Scratch, Share, Union, clipped
 from probes.lib.comm.steps import SharePerStep, Span, Windows, of_spans
 from probes.lib.comm.trace import number
@@ -45,8 +45,6 @@ MAX_NAMES = 500
 """Names of annotations that are remembered to be offered."""
 _NAME = 200
 _FEW = 100
-_SORTED = 200_000
-_BUCKETS = 1000
 _OTHER = "(more names than can be told apart)"
 
 
@@ -54,6 +52,7 @@ class Work:
     """What one GPU did."""
 
     def __init__(self, scratch: Scratch | None = None) -> None:
+        self.scratch = scratch
         self.communication, self.compute, self.copies = Events(scratch), Events(scratch), Events(scratch)
         self.own = 0
         """Events whose process is the GPU's number, as the profiler writes it."""
@@ -252,41 +251,6 @@ def windows(gathered: Gathered, device: int, step: str | None) -> Windows | None
     return Windows("span", "gpu", [(first, last)] if last > first else [])
 
 
-class Calls:
-    """Calls of one kind of communication."""
-
-    def __init__(self) -> None:
-        self.lengths = array("d")
-        """Length of each call that begins within the windows, us."""
-        self.kernel_us = 0.0
-        """Sum of the parts within the windows; parallel ones count each."""
-
-    def percentile(self, share: float) -> float | None:
-        """Return the nearest-rank percentile of the lengths."""
-        if not self.lengths:
-            return None
-        return ranked(self.lengths, max(0, -int(-share * len(self.lengths) // 1) - 1))
-
-
-def ranked(values: array[float], rank: int) -> float:
-    """Return the value that has ``rank`` smaller ones before it; many are not sorted as Python's objects, 40 bytes each."""
-    low, high = min(values), max(values)
-    while len(values) > _SORTED and low < high:
-        scale = _BUCKETS / (high - low)
-        if scale > 1e300:
-            break
-        counts = [0] * (_BUCKETS + 1)
-        for value in values:
-            counts[int((value - low) * scale)] += 1
-        bucket = 0
-        while rank >= counts[bucket]:
-            rank -= counts[bucket]
-            bucket += 1
-        values = array("d", (value for value in values if int((value - low) * scale) == bucket))
-        low, high = min(values), max(values)
-    return sorted(values)[rank] if low < high else low
-
-
 class DeviceShares:
     """The measures of one GPU, us.
 
@@ -298,6 +262,7 @@ class DeviceShares:
 
     def __init__(self, work: Work, kinds: Sequence[Kind], within: Windows) -> None:
         spans = within.spans
+        self._scratch = work.scratch
         self.kernels: dict[str, dict[int, list[float]]] = {}
         """compute, copy, communication: key -> calls, us of parts within the windows."""
         self.calls: dict[int, Calls] = {}
@@ -314,27 +279,57 @@ class DeviceShares:
         copying = self._counted("copy", clipped(work.copies.drain(), spans))
         communicating = self._counted("communication", clipped(self._measured(work.communication.drain(), spans), spans))
         copies, other, nothing = Share(), Share(), Union()
-        families = {(kind.family, kind.collective) for kind in kinds if kind.family is not None}
-        several = {collective for _, collective in families if sum(each[1] == collective for each in families) > 1}
+        shares, followers = self._shares(kinds)
+        add, forget, covered = self.all.add, computing.forget, computing.covered
         for start, end, key, copied in _by_start(copying, communicating, copies=has_copies):
-            computing.forget(start)
-            other.add(start, end, computing)
+            forget(start)
             if copied:
+                other.add(start, end, computing)
                 copies.add(start, end, nothing)
                 continue
-            kind = kinds[key]
-            family, collective = kind.family or "", kind.collective or ""
-            self.all.add(start, end, computing)
-            self.families.setdefault(family, Share()).add(start, end, computing)
-            if collective in several:
-                self.names.setdefault(collective, Share()).add(start, end, computing)
-            self.collectives.setdefault((family, collective), Share()).add(start, end, computing)
+            # Asked once for all of them: in most traces nothing of a part is counted yet.
+            exposed = end - start - covered(start, end)
+            exposed = exposed if exposed > 0 else 0.0
+            add(start, end, computing, exposed)
+            if has_copies:
+                other.add(start, end, computing, exposed)
+            for share in shares[key]:
+                share.add(start, end, computing, exposed)
             self.calls[key].kernel_us += end - start
-        for (_, collective), share in self.collectives.items():
-            self.names.setdefault(collective, share)
+        if not has_copies:
+            other = self.all
+        for share in followers:
+            share.follow(self.all)
+        self._forget_unused(kinds)
         self.compute_us = computing.total()
         self.copies_us = copies.total
         self.busy_us = self.compute_us + other.exposed
+
+    def _shares(self, kinds: Sequence[Kind]) -> tuple[list[tuple[Share, ...]], list[Share]]:
+        """Return the shares that each kind of kernel adds to, and those that get what all communication does."""
+        found = {(kind.family, kind.collective) for kind in kinds if kind.family is not None}
+        families, names = {family for family, _ in found}, [name for _, name in found]
+        self.families = {family or "": Share() for family in families}
+        self.collectives = {(family or "", name or ""): Share() for family, name in found}
+        self.names = {
+            name or "": Share() if names.count(name) > 1 else self.collectives[family or "", name or ""] for family, name in found
+        }
+        alone = [*(self.families.values() if len(families) == 1 else ()), *(self.collectives.values() if len(found) == 1 else ())]
+        adding = []
+        for kind in kinds:
+            family, name = kind.family or "", kind.collective or ""
+            each = [] if kind.family is None else [self.families[family], self.collectives[family, name]]
+            if names.count(kind.collective) > 1 and each:
+                each.append(self.names[name])
+            adding.append(tuple(share for share in each if all(share is not other for other in alone)))
+        return adding, alone
+
+    def _forget_unused(self, kinds: Sequence[Kind]) -> None:
+        """Leave no share of what other GPUs do only."""
+        used = {(kinds[key].family or "", kinds[key].collective or "") for key in self.kernels.get("communication", ())}
+        self.collectives = {key: share for key, share in self.collectives.items() if key in used}
+        self.families = {family: share for family, share in self.families.items() if any(family == each for each, _ in used)}
+        self.names = {name: share for name, share in self.names.items() if any(name == each for _, each in used)}
 
     def by_name(self, kinds: Sequence[Kind]) -> dict[tuple[str, str], tuple[int, float]]:
         """Return (name, kind) -> (calls, us): compute, copy, or the family of communication; messages of all sizes together."""
@@ -362,7 +357,7 @@ class DeviceShares:
         self, events: Iterable[tuple[float, float, int]], spans: Sequence[tuple[float, float]]
     ) -> Iterator[tuple[float, float, int]]:
         """Pass events on, and note the whole length of each that begins within a window."""
-        place = 0
+        place = pending = 0
         for event in events:
             start, end, key = event
             while place < len(spans) and spans[place][1] <= start:
@@ -371,7 +366,12 @@ class DeviceShares:
             if calls is None:
                 calls = self.calls[key] = Calls()
             if place < len(spans) and spans[place][0] <= start:
-                calls.lengths.append(end - start)
+                calls.recent.append(end - start)
+                pending += 1
+                if pending >= PENDING and self._scratch is not None:
+                    pending = 0
+                    for each in self.calls.values():
+                        each.store(self._scratch)
             yield event
 
 

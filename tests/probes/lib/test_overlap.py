@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 import tempfile
 import tracemalloc
 from collections.abc import Sequence
@@ -9,10 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from probes.lib.comm import overlap, trace_shares
+from probes.lib.comm import lengths, overlap, trace_shares
+from probes.lib.comm.lengths import Calls, extremes, of, percentile
 from probes.lib.comm.overlap import Events, Share, Union, clipped, union
 from probes.lib.comm.steps import Windows
-from probes.lib.comm.trace_shares import Calls, DeviceShares, Kind, Work
+from probes.lib.comm.trace_shares import DeviceShares, Kind, Work
 
 MOMENTS = 60
 """Times are whole numbers below this, so that an oracle can look at each unit of time by itself."""
@@ -70,7 +72,7 @@ def test_every_measure_is_that_of_a_brute_force_count(  # noqa: PLR0917
     assert rows.get(("nccl", "nccl"), (0, 0.0))[0] == len(begun)
     assert rows.get(("nccl", "nccl"), (0, 0.0))[1] == sum(len(moments([part]) & within) for part in nccl)
     if 1 in shares.calls:
-        assert sorted(shares.calls[1].lengths) == sorted(end - start for start, end in begun)
+        assert sorted(shares.calls[1].recent) == sorted(end - start for start, end in begun)
 
 
 @given(st.lists(st.tuples(st.integers(0, 1000), st.integers(0, 50)), max_size=300), st.integers(1, 20))
@@ -125,6 +127,7 @@ def test_what_is_known_only_a_little_ahead_covers_the_same(parts: list[tuple[int
 
 def test_memory_does_not_grow_with_the_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(overlap, "RUN", 1000)
+    monkeypatch.setattr(trace_shares, "PENDING", 1000)
     peaks = []
     for count in (20_000, 200_000):
         tracemalloc.start()
@@ -135,19 +138,29 @@ def test_memory_does_not_grow_with_the_trace(tmp_path: Path, monkeypatch: pytest
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
         assert (shares.all.total, shares.compute_us, shares.busy_us) == (count / 8, count * 7 / 8, count)
-    # The lengths of calls stay, 8 bytes each, and a few bytes about each run.
-    assert peaks[1] < peaks[0] + 1_500_000
+        assert sum(map(len, shares.calls.values())) == count / 8
+    # A few bytes about each run stay.
+    assert peaks[1] < peaks[0] + 500_000
 
 
 @given(st.lists(st.floats(0, 1e9), min_size=1, max_size=300), st.floats(0, 1))
 def test_percentiles_of_many_are_those_of_sorting(values: list[float], share: float) -> None:
-    calls = Calls()
-    calls.lengths.extend(values)
-    expected = calls.percentile(share)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(trace_shares, "_SORTED", 5)
-        patch.setattr(trace_shares, "_BUCKETS", 7)
-        assert calls.percentile(share) == expected
+    expected = percentile(of(values), share)
+    assert expected == sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
+    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
+        patch.setattr(lengths, "_SORTED", 5)
+        patch.setattr(lengths, "_BUCKETS", 7)
+        patch.setattr(overlap, "RUN", 3)
+        scratch = overlap.Scratch(folder)
+        # In two collections, each in the file in parts.
+        several = [Calls(), Calls()]
+        for place, value in enumerate(values):
+            several[place % 2].recent.append(value)
+            if place % 11 == 0:
+                several[place % 2].store(scratch)
+        assert percentile(several, share) == expected
+        assert extremes(several) == (min(values), max(values))
+        assert sum(map(len, several)) == len(values)
 
 
 @given(_PARTS, _PARTS)
@@ -179,9 +192,5 @@ def test_a_long_wait_beside_many_short_kernels_takes_no_long_time() -> None:
 
 @pytest.mark.parametrize(("share", "length"), [(0.0, 1), (0.5, 50), (0.99, 99), (1.0, 100)])
 def test_percentiles_are_nearest_rank(share: float, length: float) -> None:
-    from probes.lib.comm.trace_shares import Calls
-
-    calls = Calls()
-    calls.lengths.extend(float(value) for value in range(100, 0, -1))
-    assert calls.percentile(share) == length
-    assert Calls().percentile(share) is None
+    assert percentile(of(float(value) for value in range(100, 0, -1)), share) == length
+    assert percentile([Calls()], share) is None
