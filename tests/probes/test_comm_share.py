@@ -220,6 +220,13 @@ def test_on_several_streams_each_call_is_one_step_however_the_streams_lag(tmp_pa
     assert (each.communication_min, each.communication_max) == (0, 5 / 12)
 
 
+def test_calls_on_streams_of_their_own_that_touch_stay_apart(tmp_path: Path) -> None:
+    # 0.1 + 0.2 is a little more than 0.3, where the next one starts.
+    events = [{**annotation("verify", start, length, device=0), "tid": tid} for start, length, tid in ((0.1, 0.2, 7), (0.3, 0.2, 8))]
+    device = read(tmp_path, path=str(write_trace(tmp_path / "t.json", [*events, all_reduce(0, 1)])), step="verify")[0].devices[0]
+    assert device.steps == 2
+
+
 def test_what_is_called_within_a_step_is_part_of_it(tmp_path: Path) -> None:
     events = [annotation("verify", 0, 100), annotation("verify_draft", 0, 40), annotation("verify_tree", 40, 60)]
     events += [annotation("verify", 100, 100), {**annotation("verify", 50, 100), "tid": 99}, all_reduce(0, 50)]
