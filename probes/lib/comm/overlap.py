@@ -256,8 +256,10 @@ class Ahead:
 
     def covered(self, start: float, end: float) -> float:
         """Return the length of the part of (start, end) that is covered; nothing before what was forgotten."""
-        self._read_to(end)
-        return self._known.covered(start, end)
+        coming, known = self._next, self._known
+        if coming is not None and coming[0] < end:
+            self._read_to(end)
+        return known.covered(start, end) if known.ends and known.ends[-1] > start else 0.0
 
     def forget(self, moment: float) -> None:
         """Promise to ask for nothing before ``moment`` any more."""

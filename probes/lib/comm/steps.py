@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
+from math import inf
 
 from probes.lib.comm.overlap import Share, union
 
@@ -118,7 +119,7 @@ class SharePerStep(Share):
         steps: start and end of each; those without a length have no share and are left out.
     """
 
-    __slots__ = ("_exposed", "_moments", "_place", "_steps", "_totals")
+    __slots__ = ("_exposed", "_moments", "_next", "_place", "_steps", "_totals")
 
     def __init__(self, steps: Sequence[Interval]) -> None:
         super().__init__()
@@ -126,12 +127,20 @@ class SharePerStep(Share):
         self._moments = array("d", sorted({moment for step in self._steps for moment in step}))
         self._totals, self._exposed = array("d"), array("d")
         self._place = 0
+        self._next = self._moments[0] if self._moments else inf
 
     def add(self, start: float, end: float, hiding: Union | Ahead, exposed: float = -1.0) -> None:
         """Add a part, as :meth:`Share.add` does."""
-        if self._place < len(self._moments) and self._moments[self._place] < end:
+        if self._next < end:
             self._note(max(start, self._end), end, hiding)
-        Share.add(self, start, end, hiding, exposed)
+        # As in Share.add, without the cost of calling it for each of millions.
+        if start < self._end:
+            start, exposed = self._end, -1.0
+        if end > start:
+            length = end - start
+            self.total += length
+            self.exposed += exposed if exposed >= 0 else length - hiding.covered(start, end)
+            self._end = end
 
     def _note(self, start: float, end: float, hiding: Union | Ahead) -> None:
         while self._place < len(self._moments) and self._moments[self._place] < end:
@@ -140,6 +149,7 @@ class SharePerStep(Share):
             self._totals.append(self.total + inside)
             self._exposed.append(self.exposed + inside - (hiding.covered(start, moment) if inside else 0.0))
             self._place += 1
+        self._next = self._moments[self._place] if self._place < len(self._moments) else inf
 
     def shares(self) -> tuple[array[float], array[float]]:
         """Return the share of each step that the work takes, and the share that nothing hides: 0 to 1, by start."""

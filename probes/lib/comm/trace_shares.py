@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from fnmatch import fnmatchcase
+from heapq import merge
 
 from probes.lib.comm.kernel_names import communication, element_bytes
 from probes.lib.comm.lengths import PENDING, Calls
@@ -45,6 +46,8 @@ MAX_NAMES = 500
 """Names of annotations that are remembered to be offered."""
 _NAME = 200
 _FEW = 100
+_NOW_AND_THEN = 64
+"""Parts after which it is worth looking for what can be forgotten."""
 _OTHER = "(more names than can be told apart)"
 
 
@@ -276,14 +279,16 @@ class DeviceShares:
         # All three by their starts at once, so that none has to be held in memory.
         computing = Ahead(self._counted("compute", clipped(work.compute.drain(), spans)))
         has_copies = work.copies.count > 0
-        copying = self._counted("copy", clipped(work.copies.drain(), spans))
+        # What is copied is told apart by a key that no kernel has.
+        copying = ((start, end, -1) for start, end, _ in self._counted("copy", clipped(work.copies.drain(), spans)))
         communicating = self._counted("communication", clipped(self._measured(work.communication.drain(), spans), spans))
         copies, other, nothing = Share(), Share(), Union()
         shares, followers = self._shares(kinds)
-        add, forget, covered = self.all.add, computing.forget, computing.covered
-        for start, end, key, copied in _by_start(copying, communicating, copies=has_copies):
-            forget(start)
-            if copied:
+        add, covered = self.all.add, computing.covered
+        for place, (start, end, key) in enumerate(merge(copying, communicating) if has_copies else communicating):
+            if not place % _NOW_AND_THEN:
+                computing.forget(start)
+            if key < 0:
                 other.add(start, end, computing)
                 copies.add(start, end, nothing)
                 continue
@@ -295,7 +300,8 @@ class DeviceShares:
                 other.add(start, end, computing, exposed)
             for share in shares[key]:
                 share.add(start, end, computing, exposed)
-            self.calls[key].kernel_us += end - start
+        for key, (_, length) in self.kernels["communication"].items():
+            self.calls[key].kernel_us = length
         if not has_copies:
             other = self.all
         for share in followers:
@@ -373,15 +379,6 @@ class DeviceShares:
                     for each in self.calls.values():
                         each.store(self._scratch)
             yield event
-
-
-def _by_start(
-    copying: Iterator[tuple[float, float, int]], communicating: Iterator[tuple[float, float, int]], *, copies: bool
-) -> Iterator[tuple[float, float, int, bool]]:
-    from heapq import merge
-
-    told = ((start, end, key, False) for start, end, key in communicating)
-    return merge(((start, end, key, True) for start, end, key in copying), told) if copies else told
 
 
 def _arguments(recorded: bytes) -> dict[str, Any]:
