@@ -46,7 +46,7 @@ class AgentChannel:
             while data:
                 data = data[os.write(self._descriptor, data) :]
         except OSError as error:
-            if kind in ("result", "error", "running"):
+            if kind in ("result", "error"):
                 os.write(2, b"rdiag: the pipe to the agent is gone (%s)\n" % str(error).encode("utf-8"))
                 os._exit(1)
             raise
@@ -72,5 +72,13 @@ class HandChannel:
                 stream.write(payload)
             os.replace(temporary, self._path)
             sys.stderr.write("result: %s\n" % self._path)
-        elif kind != "running":
+        else:
             sys.stderr.write("%s: %s\n" % (kind, payload.decode("utf-8", "backslashreplace")))
+
+
+def wait_for_agent(entrance: int) -> None:
+    """Wait for the byte that says that the agent is ready; leave the process when the agent is gone."""
+    ready = os.read(entrance, 1)
+    os.close(entrance)
+    if not ready:
+        os._exit(1)

@@ -128,15 +128,13 @@ class Run:
         self._answered_at: float | None = None
         self._stopped: Verdict | None = None
         self._announced: Verdict | None = None
-        self._probe_code_runs = False
         self._files: dict[bytes, OutputFile] = {}
         self.over = False
         """Whether the process and its descendants are gone, or given up."""
         self.result: bytes | None = None
-        self._messages = Source(spawned.messages, self._take_messages)
         self.sources = [
             Source(spawned.failure, self._take_failure),
-            self._messages,
+            Source(spawned.messages, self._take_messages),
             Source(spawned.stdout, lambda data: self._take_output(b"o", data)),
             Source(spawned.stderr, lambda data: self._take_output(b"e", data)),
         ]
@@ -147,10 +145,14 @@ class Run:
             self._files = {b"o": OutputFile(paths.stdout), b"e": OutputFile(paths.stderr)}
             for file in self._files.values():
                 file.write(b"")
-        if become_subreaper():
-            # The process says so before it touches the probe's code: as long as it has not, nothing has fled yet.
-            self._messages.read()
-            self.tree.adopts_all = not self._probe_code_runs
+        # Only now may the probe's code run: an orphan that it leaves would otherwise be nobody's, and live on.
+        self.tree.adopts_all = become_subreaper()
+        try:  # noqa: SIM105 - contextlib would be one more import
+            os.write(spawned.gate, b".")
+        except BrokenPipeError:
+            # It could not be started, and has ended; why comes through another pipe.
+            pass
+        os.close(spawned.gate)
 
     def stop(self, verdict: Verdict, now: float, grace: float | None = None) -> None:
         """End the run for a reason that is not its own; an answer that is already here stays the answer."""
@@ -240,9 +242,7 @@ class Run:
             self._spoil("the messages of the probe's process are damaged: %s" % error)
 
     def _take_message(self, kind: str, payload: bytes) -> None:
-        if kind == "running":
-            self._probe_code_runs = True
-        elif kind == "progress":
+        if kind == "progress":
             if len(payload) <= _MAX_PROGRESS and not self._outbox.full:
                 self._outbox.put("progress", payload)
         elif kind == "finding":

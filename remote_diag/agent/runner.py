@@ -10,7 +10,7 @@ import sys
 from time import monotonic
 
 from .answer import BadResult, encode
-from .channel import AgentChannel, HandChannel
+from .channel import AgentChannel, HandChannel, wait_for_agent
 from .context import Context, Leave, forbid_other_processes, last_line
 from .protocol import BAD_RESULT, NO_RESULT, PROBE_ERROR
 
@@ -48,16 +48,16 @@ def main(arguments: list[str]) -> None:
 
     Args:
         arguments: the run directory; from the agent also the nonce of the messages, the time (monotonic
-            clock, seconds) at which the run will be ended, and the numbers of the message pipe and of the pipe
-            whose end is the end of this process.
+            clock, seconds) at which the run will be ended, and the numbers of the message pipe, of the pipe whose end
+            is the end of this process, and of the one through which the agent says that it is ready.
     """
     directory = os.path.abspath(arguments[0]) if arguments else ""
-    if len(arguments) not in (1, 5):
+    if len(arguments) not in (1, 6):
         sys.exit("usage: python <bundle>/agent/probe_main.py <run directory>")
     with open(os.path.join(directory, "request.json"), "rb") as stream:
         request = json.loads(stream.read())
     channel: Channel
-    if len(arguments) == 5:
+    if len(arguments) == 6:
         channel = AgentChannel(int(arguments[3]), arguments[1])
         until = float(arguments[2])
         os.set_inheritable(int(arguments[4]), False)  # noqa: FBT003 - the only way this call takes it
@@ -66,7 +66,9 @@ def main(arguments: list[str]) -> None:
         channel = HandChannel(directory)
         until = monotonic() + float(request["deadline_s"])
     _prepare_streams()
-    channel.send("running", b"")
+    if len(arguments) == 6:
+        # What the probe starts and leaves behind must find somebody who adopts it.
+        wait_for_agent(int(arguments[5]))
     # Registered first, so it runs last: after the probe's threads and its own clean-up. What the interpreter
     # would do from there on, taking every module apart, helps nobody.
     status = [1]

@@ -91,9 +91,11 @@ def encoded(text: str) -> bytes:
 class Spawned:
     """A started process and the ends of the pipes that lead to it."""
 
-    __slots__ = ("failure", "life", "messages", "pid", "stderr", "stdout")
+    __slots__ = ("failure", "gate", "life", "messages", "pid", "stderr", "stdout")
 
-    def __init__(self, pid: int, failure: int, stdout: int, stderr: int, messages: int, *, life: int) -> None:
+    def __init__(
+        self, pid: int, failure: int, stdout: int, stderr: int, messages: int, *, life: int, gate: int
+    ) -> None:
         self.pid = pid
         self.failure = failure
         """Ends without a byte once the program runs; otherwise says why it does not."""
@@ -102,12 +104,15 @@ class Spawned:
         self.messages = messages
         self.life = life
         """Never written to; when the last descriptor of it is closed, the process and its group are killed."""
+        self.gate = gate
+        """Gets one byte once everything is ready for the code of the probe; until then the process waits."""
 
 
 def spawn(argv: list[str], env: dict[str, str], directory: str | None, umask: int) -> Spawned:
     """Start ``argv`` in its own session, at low priority, stdin empty.
 
-    Two numbers are appended to ``argv``: of the message pipe, and of the pipe that ends with the agent.
+    Three numbers are appended to ``argv``: of the message pipe, of the pipe that ends with the agent, and of the one
+    through which a byte comes when the probe may begin.
 
     Raises:
         OSError: no more processes or descriptors are to be had.
@@ -116,17 +121,19 @@ def spawn(argv: list[str], env: dict[str, str], directory: str | None, umask: in
     readers = [reader for reader, _ in pipes]
     writers = [writer for _, writer in pipes]
     lifeline, life = os.pipe()
-    arguments = [encoded(argument) for argument in (*argv, str(writers[3]), str(lifeline))]
+    entrance, gate = os.pipe()
+    arguments = [encoded(argument) for argument in (*argv, str(writers[3]), str(lifeline), str(entrance))]
     variables = {encoded(name): encoded(value) for name, value in env.items()}
     pid = os.fork()
     if pid == 0:
         os.close(life)
+        os.set_inheritable(entrance, True)  # noqa: FBT003 - the only way this call takes it
         _become(arguments, variables, directory, umask, writers, lifeline=lifeline)
-    for descriptor in (*writers, lifeline):
+    for descriptor in (*writers, lifeline, entrance):
         os.close(descriptor)
     for descriptor in readers:
         os.set_blocking(descriptor, False)
-    return Spawned(pid, *readers, life=life)
+    return Spawned(pid, *readers, life=life, gate=gate)
 
 
 def _become(

@@ -14,10 +14,11 @@ from pathlib import Path
 import pytest
 
 from remote_diag.agent import processes
+from remote_diag.agent.digest import bundle_digest
 from remote_diag.agent.processes import Children, Ending, Process, Tree, read_process, send
 from remote_diag.agent.spawn import spawn
 from tests.agent.conftest import RunBody, alive, pids_in, wait_until
-from tests.support.agent_driver import AgentDriver, probe_source
+from tests.support.agent_driver import AgentDriver, lay_out_bundle, probe_source
 
 WITHIN = 10.0
 """Seconds in which everything must be gone, whatever the reason."""
@@ -90,6 +91,24 @@ def test_every_reason_ends_every_process(bundle: Path, pid_file: Path, reason: s
     assert answer.end["survivors"] == []
     assert answer.of("result") == []
     assert not driver.run_dir.exists()
+
+
+def test_an_orphan_of_a_quick_probe_finds_a_slow_agent_ready(tmp_path: Path, pid_file: Path) -> None:
+    bundle = lay_out_bundle(tmp_path / "cache")
+    module = bundle / "agent" / "processes.py"
+    code = module.read_text()
+    slow = code.replace("        import ctypes\n", "        import ctypes, time\n        time.sleep(1.0)\n")
+    assert slow != code
+    module.write_text(slow)
+    bundle = bundle.rename(bundle.parent / bundle_digest(str(bundle)))
+    probe = probe_source(ESCAPE + "escape()\nwhile not os.path.getsize(params.value): pass\nreturn Result(value=1)")
+    pid_file.touch()
+    with AgentDriver(bundle) as driver:
+        answer = driver.run(probe, params={"value": str(pid_file)})
+    assert answer.outcome == "ok", answer.end
+    (pid,) = pids_in(pid_file)
+    assert not alive(pid)
+    assert re.search(rf"process {pid} \(.*\) had not ended", answer.end["details"][0])
 
 
 @pytest.mark.parametrize(
