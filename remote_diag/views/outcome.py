@@ -65,13 +65,34 @@ _UUID = re.compile(r" (?:GPU|MIG)-[0-9a-f][0-9a-f-]+\Z")
 
 
 def alike(items: Sequence[Finding]) -> Iterator[tuple[Finding, list[str]]]:
-    """Yield (the first of those findings that differ in nothing but their subject, all their subjects), in order."""
-    together: dict[Finding, list[str]] = {}
+    """Yield (what findings that differ in nothing but their subject have in common, all their subjects), in order.
+
+    The address of a subject's own card is no difference: where there are several it reads BUS_ID.
+    """
+    together: dict[Finding, tuple[Finding, list[str]]] = {}
     for item in items:
-        subjects = together.setdefault(dataclasses.replace(item, subject=None), [])
+        _, subjects = together.setdefault(_of_any(item), (item, []))
         if item.subject and item.subject not in subjects:
             subjects.append(item.subject)
-    yield from together.items()
+    for common, (first, subjects) in together.items():
+        yield (common if len(subjects) > 1 else first), subjects
+
+
+_BUS_ID = re.compile(r"\b[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]\b")
+
+
+def _of_any(item: Finding) -> Finding:
+    """Return a finding without what is in it of its subject alone."""
+    address = _BUS_ID.search(item.subject or "")
+    if address is None:
+        return dataclasses.replace(item, subject=None)
+    own = re.compile("(GPU(?=[0-9]))?" + re.escape(address.group()), re.IGNORECASE)
+
+    def general(line: str) -> str:
+        return own.sub(lambda match: "GPU BUS_ID" if match[1] else "BUS_ID", line)
+
+    action = None if item.action is None else general(item.action)
+    return dataclasses.replace(item, subject=None, action=action, evidence=tuple(map(general, item.evidence)))
 
 
 def opening(outcome: Outcome[Any], sentence: str | None) -> list[RenderableType]:

@@ -53,6 +53,20 @@ def shown(value: object, width: int = 80) -> str:
     return stream.getvalue()
 
 
+def test_what_differs_in_its_own_address_alone_comes_once() -> None:
+    def finding(bus: str) -> Finding:
+        line = f"Unable to determine the device handle for GPU{bus.upper()}: Unknown Error"
+        return Finding("fail", "lost", "it is lost", subject=f"gpu 0 {bus} GPU-00ab", evidence=(line,), action=f"nvidia-smi -r -i {bus}")
+
+    one, other = finding("0000:1b:00.0"), finding("0000:43:00.0")
+    assert list(views.alike([one])) == [(one, ["gpu 0 0000:1b:00.0 GPU-00ab"])]
+    ((common, subjects),) = views.alike([one, other])
+    assert subjects == [one.subject, other.subject]
+    assert common.evidence == ("Unable to determine the device handle for GPU BUS_ID: Unknown Error",)
+    assert common.action == "nvidia-smi -r -i BUS_ID"
+    assert len(list(views.alike([one, replace(other, action=one.action)]))) == 2
+
+
 def test_verdict_then_findings_then_fields() -> None:
     text = shown(render(outcome(FINDING)))
     first, *rest = text.splitlines()
