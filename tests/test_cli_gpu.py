@@ -81,6 +81,8 @@ def test_a_driver_that_hangs_ends_in_a_finding(
         assert len(host.smi.calls()) == 1
         assert ran.json["result"]["gpus"] == []
         assert len(ran.json["result"]["lspci_gpus"]) == 8
+        if killable:
+            assert host.rdiag().out.startswith("box: gpu: unknown - nobody can tell how many of 8 GPUs are usable")
 
 
 def test_for_people_the_verdict_comes_first(tmp_path: Path, start_sshd: Callable[..., TestSshd]) -> None:

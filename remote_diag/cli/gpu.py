@@ -47,7 +47,7 @@ def watched() -> Comparison:
     return Comparison(watches, places={"gpus": "bus_id"}, unlisted=_unlisted)
 
 
-_HALF_ANSWERS = frozenset({"driver-hangs", "nvidia-smi-failed", "answer-damaged", "cards-confused", "no-answer", "no-driver"})
+_HALF_ANSWERS = frozenset({"driver-hangs", "nvidia-smi-failed", "answer-damaged", "answer-incomplete", "cards-confused", "no-answer", "no-driver"})
 """Codes of findings after which the driver's list may lack cards that are there."""
 
 

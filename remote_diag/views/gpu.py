@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 _PLAINLY = frozenset({"gpu-passed-on", "gpu-not-here", "readings-repeated", "iommu-translated", "changed-since-baseline"})
 """Findings that are no fault and are shown all the same."""
+_NOBODY_KNOWS = frozenset({"gpu-count", "driver-hangs", "no-answer", "nvidia-smi-failed"})
+"""Findings that leave open whether there are GPUs where none is listed and nothing has failed."""
 _MAX_PROCESSES = 20
 _SHORT = (
     ("NVIDIA ", ""), (" Generation", ""), (" Blackwell", ""), (" Server Edition", " Server"),
@@ -83,6 +85,8 @@ def _sentence(outcome: Outcome[Any]) -> str:
     result: Any = outcome.answer
     there = result.expected_gpus if result.expected_gpus is not None else len(result.gpus)
     usable = f"{result.usable_gpus} of {there} GPUs usable{_what_some_have(outcome)}" if there or result.gpus else "no GPU"
+    if outcome.status == "unknown" and not result.gpus and any(finding.code in _NOBODY_KNOWS for finding in outcome.findings):
+        usable = f"nobody can tell how many{f' of {there}' if there else ''} GPUs are usable"
     busy = sum(gpu.free is False for gpu in result.gpus)
     if busy:
         usable += f", {busy} in use"

@@ -394,6 +394,16 @@ def test_links_that_do_not_work(  # noqa: PLR0917
     assert judge(tmp_path, without=("nvlink",)).status == "ok"
 
 
+def test_no_link_works_on_a_board_that_has_them_and_tells_of_no_fabric(make: Callable[..., FakeSmi], tmp_path: Path) -> None:
+    gpus = [{**gpu, "name": "NVIDIA A100-SXM4-80GB", "fabric.state": "N/A", "fabric.status": "N/A"} for gpu in h200(2)]
+    for count, level in ((2, "fail"), (1, "ok")):
+        smi = make(gpus[:count])
+        smi.nvlinks = {"0": [False] * 12, "1": [False] * 12}
+        smi.write()
+        judged = judge(tmp_path)
+        assert [gpu.status for gpu in judged.result.gpus] == [level] * count
+
+
 def test_links_of_which_nobody_tells(make: Callable[..., FakeSmi], tmp_path: Path) -> None:
     smi = make(h200(2))
     smi.answer(("nvlink", "-s"), "Insufficient Permissions\n", 4)

@@ -65,7 +65,7 @@ def count(seen: Seen, expected: Expected | None) -> list[Judgement]:
     if expected is not None and number < expected.gpus:
         message = "the driver reaches %d of %d GPUs" % (number, expected.gpus)
         action = "look at the findings about single cards, at Xid lines in dmesg and at the container's --gpus; %s" % expected.correction
-        level = "unknown" if seen.unread or (not seen.readings and seen.cannot_ask is not None) else "fail"
+        level = "unknown" if seen.unread or seen.cut or (not seen.readings and seen.cannot_ask is not None) else "fail"
         told.append(
             Judgement(level, "gpu-count", message, None, number, "GPUs", expected.gpus, expected.source, evidence, action)
         )
@@ -74,7 +74,7 @@ def count(seen: Seen, expected: Expected | None) -> list[Judgement]:
             Judgement("degraded", "gpu-count", "%d GPUs where %d are expected" % (number, expected.gpus), None, number, "GPUs", expected.gpus,
                       expected.source, evidence, expected.correction)
         )  # fmt: skip
-    elif len(reached) == len(seen.readings) and reached and not told and not seen.unread:
+    elif len(reached) == len(seen.readings) and reached and not told and not seen.unread and not seen.cut:
         told.append(
             Judgement("ok", "gpu-count", "%d NVIDIA GPUs" % number, None, number, "GPUs", None if expected is None else expected.gpus,
                       None if expected is None else expected.source, evidence)
@@ -106,8 +106,8 @@ def _physical(seen: Seen, physical: dict[str, Device]) -> list[Judgement]:
             told.append(Judgement("fail", "gpu-lost", "it has fallen off the bus: lspci reads nothing but ones", subject, evidence=(line,), action=_LOST))
         elif device.driver in PASSED_ON:
             told.append(Judgement("ok", "gpu-passed-on", "it is handed to a virtual machine (%s)" % device.driver, subject, evidence=(line,)))
-        elif seen.source == "nothing":
-            # The driver has not spoken: nobody knows whose it is.
+        elif seen.source == "nothing" or seen.cut:
+            # The driver has not spoken, or not to the end: nobody knows whose it is.
             continue
         elif seen.around.container is not None:
             told.append(Judgement("ok", "gpu-not-here", "it is in the machine and not in this container", subject, evidence=(line,)))
@@ -136,7 +136,7 @@ def _physical(seen: Seen, physical: dict[str, Device]) -> list[Judgement]:
 
 def _in_proc(seen: Seen) -> list[Judgement]:
     known_to_driver = {known(reading.bus_id) for reading in seen.readings}
-    if seen.source == "nothing":
+    if seen.source == "nothing" or seen.cut:
         return []
     return [
         Judgement(

@@ -17,12 +17,13 @@ from . import kernel_log_source, lspci, owners, procfs
 from .busid import normalise
 from .looking import Surroundings
 from .missing import NOT_REPORTED, Missing, known, number
+from .naming import name_the_nameless
 from .occupancy import GPUS_QUESTION, Inquiry
 from .run_smi import SMI, SMI_SECONDS, Programs, Said, ask_driver
 from .same_card import confused, latest
 from .smi_csv import QUERY, askable, parse_gpu_csv, refused_field, without
 from .smi_errors import recognise
-from .smi_lists import APPS_FIELDS, NvLinkStatus, parse_apps, parse_list, parse_nvlink
+from .smi_lists import APPS_FIELDS, NvLinkStatus, parse_apps, parse_nvlink
 from .smi_reading import Answer, GpuReading, SmiProcess, Trouble
 from .smi_tree import Refused, parse_xml
 from .surroundings import look_around
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from .xid import Policy
 
 HELP_SECONDS = 5.0
+SOURCES = {"nvml": "NVML"}
 LOST = Missing("gpu-lost", "the driver cannot reach it")
 _MAX_REFUSALS = 40
 _MAX_EVIDENCE = 4000
@@ -56,6 +58,8 @@ class Seen:
     """How many readings of one card the answer held; the last one of each is kept."""
     unread: list[str] = field(default_factory=list)
     """Lines of the main answer that name no GPU and may be about one."""
+    cut: str = ""
+    """Why the list of GPUs may go on; empty where it is whole."""
     cannot_ask: Said | None = None
     """Why nvidia-smi gave no list of GPUs."""
     hung: Said | None = None
@@ -153,6 +157,11 @@ def _nvml(seen: Seen, remaining: float) -> None:
         seen.hung = said
         cannot(seen, said)
         return
+    if not lines and said.hung:
+        # It could be ended: nvidia-smi may fare better, and that NVML did not answer stays a finding.
+        seen.asked.append(said)
+        seen.troubles.append(hang(said))
+        return
     if not lines or "absent" in lines[0]:
         seen.notes.append("NVML is not used: %s" % (lines[0]["absent"] if lines else said.why))
         return
@@ -168,6 +177,11 @@ def _nvml(seen: Seen, remaining: float) -> None:
     seen.source = "nvml"
     for fields in lines:
         _take_nvml(seen, fields)
+    count = lines[0].get("count")
+    if isinstance(count, int) and len(seen.readings) < count:
+        seen.cut = said.why
+        if not said.hung:
+            seen.troubles.append(broken_off(said, len(seen.readings)))
     _samples_of_nvml(seen, lines)
 
 
@@ -237,7 +251,7 @@ def _smi(seen: Seen, programs: Programs) -> None:
         _evidence(seen, programs)
     elif seen.source == "nvml":
         seen.processes = [process for reading in seen.readings for process in reading.processes]
-    _name_the_nameless(seen, programs)
+    name_the_nameless(seen, programs, set(gpus_of(seen.devices)) or set(seen.proc_gpus or ()))
 
 
 def _query(seen: Seen, programs: Programs) -> None:
@@ -262,8 +276,10 @@ def _query(seen: Seen, programs: Programs) -> None:
             return
     seen.source = "nvidia-smi"
     if said.hung:
+        seen.cut = said.why
         seen.troubles.append(hang(said))
     elif not said.ok and not answer.troubles:
+        seen.cut = said.why
         seen.troubles.append(broken_off(said, len(answer.readings)))
     seen.unread = [note for note in answer.notes if note.startswith("not a row")]
     _ask_alone(seen, programs, fields)
@@ -388,9 +404,9 @@ def _samples(seen: Seen, programs: Programs) -> None:
 
 
 def _nvlinks(seen: Seen, programs: Programs) -> None:
-    said = programs.ask(SMI, "nvlink", "-s") if programs.stuck(SMI) is None else None
-    if said is None:
+    if programs.stuck(SMI) is not None:
         return
+    said = programs.ask(SMI, "nvlink", "-s")
     seen.nvlinks_why = "" if said.ok else said.why
     seen.nvlinks = parse_nvlink(said.out) if said.how == "ended" else None
     if said.hung:
@@ -412,6 +428,8 @@ def _evidence(seen: Seen, programs: Programs) -> None:
     seen.cuda_version = known(answer.cuda_version)
     add_detail(seen.readings, answer)
     _add_left_out(seen, answer)
+    if said.ok and {known(reading.bus_id) for reading in answer.readings} <= {known(reading.bus_id) for reading in seen.readings}:
+        seen.cut = ""
 
 
 def _add_left_out(seen: Seen, answer: Answer) -> None:
@@ -427,7 +445,7 @@ def _add_left_out(seen: Seen, answer: Answer) -> None:
     seen.troubles.append(
         Trouble(
             "answer-incomplete", "only nvidia-smi -q -x has: %s" % ", ".join(reading.describe() for reading in left_out)[:400],
-            "nvidia-smi told of fewer GPUs than it knows", "run it again; look into dmesg whether a card comes and goes", "unknown", "host",
+            "%s told of fewer GPUs than there are" % SOURCES.get(seen.source, seen.source), "run it again; look into dmesg whether a card comes and goes", "unknown", "host",
         )
     )  # fmt: skip
 
@@ -442,30 +460,6 @@ def add_detail(readings: Sequence[GpuReading], answer: Answer) -> None:
         if known(detail.uuid) not in {None, known(reading.uuid)}:
             continue
         reading.fill(detail)
-
-
-def _name_the_nameless(seen: Seen, programs: Programs) -> None:
-    """Find index and UUID of cards that are lost: ``-L`` and /proc still know them."""
-    for reading in seen.readings:
-        information = (seen.proc_gpus or {}).get(known(reading.bus_id) or "")
-        if known(reading.uuid) is None and information is not None and information.uuid:
-            reading.uuid = information.uuid
-    nameless = [reading for reading in seen.readings if known(reading.uuid) is None or known(reading.index) is None]
-    if not nameless or programs.stuck(SMI) is not None or not programs.has(SMI) or seen.source == "nothing":
-        return
-    listed = parse_list(programs.ask(SMI, "-L").out).gpus
-    by_uuid = {known(one.uuid): one.index for one in listed}
-    for reading in nameless:
-        if known(reading.index) is None and known(reading.uuid) in by_uuid and known(reading.uuid) is not None:
-            reading.index = by_uuid[known(reading.uuid)]
-    taken = {known(reading.index) for reading in seen.readings}
-    left = [one for one in listed if one.index not in taken]
-    nameless = [reading for reading in nameless if known(reading.index) is None]
-    # Both lists are in the order of the cards; with as many on both sides each is clear.
-    if len(left) == len(nameless):
-        for one, reading in zip(left, nameless):
-            reading.index = one.index
-            reading.uuid = reading.uuid if known(reading.uuid) is not None else one.uuid
 
 
 def gpus_of(devices: dict[str, lspci.Device] | None) -> dict[str, lspci.Device]:

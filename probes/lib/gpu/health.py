@@ -127,7 +127,12 @@ def _of_gpu(case: Case, without: Sequence[str]) -> list[Checked]:
     if reached is None or not any(judgement.code in {"gpu-lost", "reading-damaged"} for judgement in reached.judgements):
         return results
     # Of a card that is not reached nothing else is known: that is one finding, not twenty.
-    return [result if result is reached or result.level == "skipped" else Checked(result.check, "unknown", []) for result in results]
+    told = [judgement for judgement in reached.judgements if judgement.code != "reachable-unknown"]
+    return [
+        Checked(result.check, result.level, told) if result is reached
+        else result if result.level == "skipped" else Checked(result.check, "unknown", [])
+        for result in results
+    ]  # fmt: skip
 
 
 def _worst(levels: Iterable[str]) -> str:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from .judgement import Judgement
-from .missing import Missing
+from .missing import Missing, known
 from .smi_fields import METRICS
 from .smi_reading import GpuReading
 from .thresholds import Thresholds
@@ -40,6 +40,8 @@ FAMILIES: tuple[frozenset[str], ...] = (
 """Values that a card has all of or none."""
 ALWAYS = frozenset({"memory_total_mib", "memory_used_mib", "temperature_c", "uuid", "bus_id", "name"})
 """Every card has them, cut up (MIG) or not."""
+NOT_OF_A_SHARE = frozenset({"temperature_c"})
+"""But a guest that has a share of a card (vGPU) is not told them."""
 ALWAYS_SINCE = {"recovery_action": 570, "inforom_valid": 0}
 """First driver (major version) that says it of every card; 0 where none does."""
 NOT_PRINTED = "it is not in what was printed; nvidia-smi -q -x prints all that the driver tells"
@@ -110,8 +112,10 @@ class Case:
 
     def expected(self, name: str, reason: str) -> bool:
         """Whether a value that is missing for ``reason`` should be there."""
-        if reason not in _EXPLAINED or name in ALWAYS:
+        if reason not in _EXPLAINED:
             return True
+        if name in ALWAYS:
+            return not (self.vgpu and name in NOT_OF_A_SHARE)
         major = self.driver_major
         if self.saved_csv and reason == "not-reported" and name in IN_CSV and (major is None or major >= CSV_SINCE):
             return True
@@ -230,7 +234,7 @@ class Look:
             told = "%s cannot be told: %s" % (self.check, "; ".join(words))
             self.say(
                 "unknown", "%s-unknown" % self.check, told[:300], evidence=words if len(told) > 300 else (),  # say it once
-                action=_way_out(gap.reason for gap in self._missing.values()),
+                action=_way_out(gap.reason for gap in self._missing.values()).replace("BUS_ID", known(self.case.reading.bus_id) or "BUS_ID"),
             )  # fmt: skip
         levels = {judgement.level for judgement in self.judgements}
         worst = next((level for level in WORST_FIRST if level in levels), "ok" if self._measured else "skipped")

@@ -1,7 +1,7 @@
 """Judges the NVLinks of each GPU as ``nvidia-smi nvlink -s`` tells them: which do not work, and who has fewer than its siblings.
 
 Counts are compared, not speeds: what is printed is the rate of signalling, above what a data sheet names. A card whose
-links are all inactive is no fault by itself: so is one that nobody put a bridge on.
+links are all inactive is no fault by itself: so is one that nobody put a bridge on. Several on an SXM board are one.
 """
 
 from __future__ import annotations
@@ -49,19 +49,27 @@ def _most(reading: GpuReading, found: Sequence[tuple[GpuReading, NvLinks | None]
     return max((links.active or 0 for other, links in found if links is not None and known(other.name) == known(reading.name)), default=0)
 
 
+def _on_a_board(reading: GpuReading, seen: Seen) -> bool:
+    """Whether several cards of this model sit on a board that links them. One alone may be a guest's, whose links are off."""
+    name = known(reading.name)
+    return name is not None and "SXM" in name and sum(known(other.name) == name for other in seen.readings) > 1
+
+
 def _of(reading: GpuReading, links: NvLinks | None, most: int, seen: Seen) -> Judgement | None:
     bus = known(reading.bus_id) or "BUS_ID"
     action = _ACTION % (bus, bus)
     # The driver tells the state of a fabric only of cards that sit on NVSwitches.
-    expected = most > 0 or known(reading.fabric_state) is not None
+    expected = most > 0 or known(reading.fabric_state) is not None or _on_a_board(reading, seen)
     if links is None or (links.active is None and links.why is None):
         if not expected or (links is None and reading.mig_enabled is True):
             return None
-        why = seen.nvlinks_why or "its lines cannot be read" if links is not None else seen.nvlinks_why or "it is not listed"
-        return Judgement(
-            "unknown", "nvlink-unknown", "which of its NVLinks work cannot be told", reading.describe(), evidence=(why[:300],),
-            action="nvidia-smi nvlink -s -i %s" % bus,
-        )  # fmt: skip
+        message = "which of its NVLinks work cannot be told"
+        if seen.nvlinks is None:
+            why, action = seen.nvlinks_why or "nvidia-smi nvlink -s: not asked, because nvidia-smi hung before", "see to the driver first, then run it again"
+        else:
+            why = seen.nvlinks_why or ("its lines cannot be read" if links is not None else "it is not listed")
+            action = "nvidia-smi nvlink -s -i %s" % bus
+        return Judgement("unknown", "nvlink-unknown", message, reading.describe(), evidence=(why[:300],), action=action)
     if links.active is None or not expected:
         return None
     if links.inactive or links.all_inactive:

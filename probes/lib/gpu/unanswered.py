@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .run_smi import SMI
 from .smi_errors import STATUSES, recognise
 from .smi_reading import Trouble
 
@@ -15,6 +16,11 @@ def broken_off(said: Said, rows: int) -> Trouble:
     """An exit status that no word of the answer explains: there may be more to tell than was told."""
     ending = said.ending if said.how == "ended" else said.how
     meaning = STATUSES.get(said.status, ending) if said.status is not None else ending
+    if not said.command.startswith(SMI):
+        return Trouble(
+            "answer-incomplete", "%s after %d GPUs: %s" % (ending, rows, said.command), "NVML broke off before it had told of all GPUs: %s" % ending,
+            "run on the host: nvidia-smi -L; look into dmesg", "unknown", "host",
+        )  # fmt: skip
     return Trouble(
         "nvidia-smi-failed", "%s after %d rows: %s" % (ending, rows, said.command),
         "nvidia-smi failed after it had answered: %s" % meaning, "run it on the host: nvidia-smi; echo $?; look into dmesg", "unknown", "host",
