@@ -160,13 +160,16 @@ def test_a_baseline_tells_what_changed(tmp_path: Path, start_sshd: Callable[...,
             gpu["driver_version"] = "595.10"
         host.smi.write()
         ran = host.rdiag("--json")
+        told = " ".join(host.rdiag().out.split())
+    assert told.startswith("box: gpu: degraded - 8 of 8 GPUs usable; 8 changes for the worse since the baseline (")
+    assert told.count("power_limit_w was 700.0 and is 600.0") == 1
     assert ran.code == 1
     changed = {one["key"]: (one["old"], one["new"]) for one in ran.json["baseline"]["differences"]}
     assert changed["driver_version"] == ("590.48.01", "595.10")
     assert changed[f"gpus[{h200()[0]['uuid']}].power_limit_w"] == (700.0, 600.0)
-    told = [one for one in ran.json["findings"] if one["code"] == "changed-since-baseline"]
-    assert sorted({one["level"] for one in told}) == ["degraded", "ok"]
-    assert all("baseline of box, saved" in one["threshold_source"] for one in told)
+    changes = [one for one in ran.json["findings"] if one["code"] == "changed-since-baseline"]
+    assert sorted({one["level"] for one in changes}) == ["degraded", "ok"]
+    assert all("baseline of box, saved" in one["threshold_source"] for one in changes)
 
 
 def test_thresholds_are_checked_before_anything_is_contacted(tmp_path: Path) -> None:

@@ -90,6 +90,9 @@ def _sentence(outcome: Outcome[Any]) -> str:
     busy = sum(gpu.free is False for gpu in result.gpus)
     if busy:
         usable += f", {busy} in use"
+    changes = sum(one.code == "changed-since-baseline" and one.level in {"fail", "degraded"} for one in outcome.findings)
+    if changes:
+        usable += f"; {changes} change{'s' if changes > 1 else ''} for the worse since the baseline"
     levels = Counter(level for group in (result.checks, *(gpu.checks for gpu in result.gpus)) for level in group.values())
     told = [f"{levels[level]} {level}" for level in ("ok", "fail", "degraded", "unknown") if levels[level] or level == "ok"]
     return f"{usable} (checks: {', '.join(told)})"

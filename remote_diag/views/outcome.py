@@ -49,10 +49,10 @@ def findings(items: Sequence[Finding]) -> RenderableType | None:
     table.add_column("level", no_wrap=True, min_width=8)
     table.add_column("text", overflow="fold")
     for item, subjects in alike(items):
-        subject = f"{safe(subjects[0])}: " if len(subjects) == 1 else ""
+        subject = f"{safe(subjects[0])}: " if len(subjects) == 1 and not item.message.startswith(subjects[0]) else ""
         table.add_row(Text(item.level, STYLES.get(item.level, "")), Text(f"{subject}{safe(item.message)}"))
         if len(subjects) > 1:
-            table.add_row("", Text(f"applies to {len(subjects)}: {', '.join(safe(_UUID.sub('', one)) for one in subjects)}"))
+            table.add_row("", Text(f"applies to {len(subjects)}: {', '.join(safe(_short(one)) for one in subjects)}"))
         for line in support(item):
             table.add_row("", Text(line, "dim"))
         if item.action:
@@ -62,12 +62,21 @@ def findings(items: Sequence[Finding]) -> RenderableType | None:
 
 _UUID = re.compile(r" (?:GPU|MIG)-[0-9a-f][0-9a-f-]+\Z")
 """Of no use in a long list, where the bus id tells cards apart; ``--json`` has it."""
+_ITEM = re.compile(r"(\w+)\[([^\]]+)\]((?:\.\w+)?)\Z")
+"""One thing of a list, or a value of it, as comparisons with a baseline name them: ``gpus[GPU-12ab].power_limit_w``."""
+
+
+def _short(subject: str) -> str:
+    """Return a subject as it is named beside others."""
+    item = _ITEM.match(subject)
+    return _UUID.sub("", subject) if item is None else item[2]
 
 
 def alike(items: Sequence[Finding]) -> Iterator[tuple[Finding, list[str]]]:
     """Yield (what findings that differ in nothing but their subject have in common, all their subjects), in order.
 
-    The address of a subject's own card is no difference: where there are several it reads BUS_ID.
+    The address of a subject's own card is no difference: where there are several it reads BUS_ID; nor is the name of a
+    thing that the subject and the message have in common.
     """
     together: dict[Finding, tuple[Finding, list[str]]] = {}
     for item in items:
@@ -83,6 +92,9 @@ _BUS_ID = re.compile(r"\b[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]\b")
 
 def _of_any(item: Finding) -> Finding:
     """Return a finding without what is in it of its subject alone."""
+    thing = _ITEM.match(item.subject or "")
+    if thing is not None:
+        return dataclasses.replace(item, subject=None, message=item.message.replace(thing[0], f"{thing[1]}[...]{thing[3]}"))
     address = _BUS_ID.search(item.subject or "")
     if address is None:
         return dataclasses.replace(item, subject=None)

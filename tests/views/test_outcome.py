@@ -67,6 +67,19 @@ def test_what_differs_in_its_own_address_alone_comes_once() -> None:
     assert len(list(views.alike([one, replace(other, action=one.action)]))) == 2
 
 
+def test_changes_that_differ_in_the_thing_alone_come_once() -> None:
+    changes = [
+        Finding("degraded", "changed", f"gpus[GPU-{name}].power_limit_w was 700.0 and is {now}", subject=f"gpus[GPU-{name}].power_limit_w")
+        for name, now in (("aa", 600.0), ("bb", 600.0), ("cc", 500.0))
+    ]
+    lines = shown(views.findings(changes)).splitlines()
+    assert [line.rstrip() for line in lines] == [
+        "degraded gpus[...].power_limit_w was 700.0 and is 600.0",
+        "         applies to 2: GPU-aa, GPU-bb",
+        "degraded gpus[GPU-cc].power_limit_w was 700.0 and is 500.0",
+    ]
+
+
 def test_verdict_then_findings_then_fields() -> None:
     text = shown(render(outcome(FINDING)))
     first, *rest = text.splitlines()
