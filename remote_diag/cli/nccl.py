@@ -65,7 +65,7 @@ def checked_sizes(ctx: click.Context, parameter: click.Parameter, given: str | N
 @click.option("--binary", metavar="PATH", help="Run this program of nccl-tests on the host in place of rdiag's own ranks.")
 @click.argument("arguments", nargs=-1, metavar="[-- ARGUMENTS...]")
 @parse_option
-@click.option("--gpu", metavar="NAME", help="With --parse: the GPUs that the file is from, where it does not say.")
+@click.option("--gpu", metavar="NAME", help="With --parse: the GPUs that the file is from, where it does not say: H100-SXM.")
 @plot_option("Also draw bandwidth and latency against size")
 @thresholds_option
 @save_baseline_option

@@ -47,7 +47,9 @@ class Judge:
         )
         points = [(row["size_bytes"], row["busbw_gbs"]) for row in report["rows"] if row["busbw_gbs"] is not None]
         if points:
-            found, peak, report["expectation"] = verdict.of_peak(points, known, self._thresholds, own=self._own)
+            found, peak, report["expectation"] = verdict.of_peak(
+                points, known, self._thresholds, own=self._own, settings=report["settings"]
+            )
             if peak is not None:
                 report["peak_size_bytes"], report["peak_busbw_gbs"] = peak
             single = [(row["size_bytes"], row["latency"]["p50_us"]) for row in report["rows"] if row["latency"] is not None]

@@ -307,7 +307,8 @@ def _speed(
     points = [(line.size_bytes, reading.busbw_gbs(line, side)) for line in reading.lines for side in line.sides]
     times = [(line.size_bytes, min(side.time_us.value for side in line.sides)) for line in reading.lines]
     found, best, held = verdict.of_peak(
-        points, known, given.thresholds, own=given.own, through_memory=said.transports.get("SHM", 0)
+        points, known, given.thresholds, own=given.own, through_memory=said.transports.get("SHM", 0),
+        settings=settings,
     )
     found += verdict.of_small(times, known, given.thresholds, what="mean of a burst")
     return found + _noise(reading, given.thresholds), best, held

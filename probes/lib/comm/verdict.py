@@ -5,17 +5,38 @@ The same for collectives that were measured here and for those that nccl-tests m
 
 from __future__ import annotations
 
-from . import expectation
+import re
+
+from . import expectation, reference
 from .expectation import Conditions
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Sequence
+    from typing import Any, Mapping, Sequence
 
     from ..gpu.thresholds import Thresholds
     from .reference import Reference
 
     Findings = list[dict[str, Any]]
+
+
+_SLOWING = (
+    ("NCCL_P2P_DISABLE", r"[1-9]\d*", "GPUs exchange nothing directly"),
+    ("NCCL_P2P_LEVEL", r"0|LOC", "GPUs exchange nothing directly"),
+    ("NCCL_SHM_DISABLE", r"[1-9]\d*", "GPUs without a direct way use the network stack"),
+    ("NCCL_PROTO", r"LL", "half of what crosses a link are flags"),
+    ("NCCL_MAX_(?:CTAS|NCHANNELS)", r"[12]", "so few channels fill no link"),
+)
+"""Settings that cost bandwidth wherever they are: name, value, what they do."""
+
+
+def slowed_by(settings: Mapping[str, str]) -> str | None:
+    """Return what to do about the first setting of the run that is known to cost bandwidth; None without one."""
+    for name, value, what in _SLOWING:
+        for each in sorted(settings):
+            if re.fullmatch(name, each) and re.fullmatch(value, settings[each].strip(), re.IGNORECASE):
+                return f"{each}={settings[each].strip()} is set: {what}; measure again without it (rdiag env says who sets it)"
+    return None
 
 
 def conditions(
@@ -42,7 +63,7 @@ def conditions(
 
 def of_peak(
     points: Sequence[tuple[int, float]], known: Conditions, thresholds: Thresholds, *, own: Sequence[Reference] = (),
-    through_memory: int = 0,
+    through_memory: int = 0, settings: Mapping[str, str] | None = None,
 ) -> tuple[Findings, tuple[int, float] | None, dict[str, Any] | None]:  # fmt: skip
     """Judge the best bus bandwidth.
 
@@ -52,6 +73,7 @@ def of_peak(
         thresholds: Bounds of the bands.
         own: The user's figures.
         through_memory: Channels that go through the memory of the host (SHM), as NCCL says.
+        settings: NCCL_ variables of the ranks.
 
     Returns:
         Findings as arguments of `context.finding`, the peak as (size, GB/s), and the fields of an Expectation.
@@ -60,15 +82,19 @@ def of_peak(
     subject = f"{known.collective or 'a collective'} over {known.ranks or 'an unknown number of'} ranks"
     expected = None if best is None else expectation.expect(known, best[0], thresholds, own)
     if best is None or expected is None:
+        names = "" if best is None else _names(known)
         missing: dict[str, Any] = {
             "level": "unknown", "code": "no-expectation", "message": _why_not(known, best), "subject": subject,
-            "action": "give figures of your own with --reference FILE, or save a baseline of a run that is good",
+            "action": names + "give figures of your own with --reference FILE, or save a baseline of a run that is good",
         }  # fmt: skip
         return [missing if best is None else {**missing, "value": round(best[1], 3), "unit": "GB/s"}], best, None
     verdict = expectation.judge(best[1], expected, known, thresholds)
     hint = verdict.hint
     if verdict.level != "ok" and through_memory:
-        hint = f"{through_memory} channels go via SHM: GPUs do not reach each other directly; see rdiag topo and rdiag p2p"
+        channels = "1 channel goes" if through_memory == 1 else f"{through_memory} channels go"
+        hint = f"{channels} via SHM: GPUs do not reach each other directly; see rdiag topo and rdiag p2p"
+    if verdict.level != "ok":
+        hint = slowed_by(settings or {}) or hint
     bound = verdict.bound
     finding = {
         "level": verdict.level, "code": "busbw", "message": f"peak at {best[0]} bytes: {verdict.text}", "subject": subject,
@@ -116,3 +142,13 @@ def _why_not(known: Conditions, best: tuple[int, float] | None) -> str:
         return told + "which GPUs it ran on is not said, or they differ; say it with --gpu"
     where = f"{known.ranks or '?'} x {known.gpu_name} on {known.nodes or '?'} host{'s' * (known.nodes != 1)}"
     return told + f"no figure is known for {known.collective} over {where} at such a size"
+
+
+def _names(known: Conditions) -> str:
+    """Return the names of GPUs that are known, where this one's is none of them; those that hold it if there are any."""
+    if known.collective is None or (known.gpu_name and reference.family_of(known.gpu_name)):
+        return ""
+    names = [family.name for family in reference.FAMILIES]
+    asked = (known.gpu_name or "").strip().lower()
+    near = [name for name in names if asked and asked in name.lower()]
+    return "known names of GPUs are %s; " % ", ".join(near or names)

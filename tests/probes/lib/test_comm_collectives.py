@@ -291,6 +291,13 @@ def test_the_peak_is_judged(bench: Bench) -> None:
     assert bench.codes["busbw"] == "fail"
 
 
+def test_a_setting_of_the_ranks_that_slows_is_named(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NCCL_P2P_DISABLE", "1")
+    bench.run({"name": "NVIDIA H200"}, ranks=8)
+    (found,) = [one for one in bench.context.findings if one.code == "busbw"]
+    assert "NCCL_P2P_DISABLE=1 is set" in (found.action or "")
+
+
 def test_a_peak_without_a_figure_is_unknown(bench: Bench) -> None:
     assert bench.run().expectation is None
     assert bench.codes["no-expectation"] == "unknown"

@@ -437,3 +437,26 @@ def test_a_version_that_is_not_known_is_read_and_told() -> None:
 def test_what_is_something_else_is_refused(other: str) -> None:
     with pytest.raises(ValueError, match=r"nccl-tests|nothing in it"):
         parse(other)
+
+
+@pytest.mark.parametrize(
+    ("line", "advice"),
+    [
+        ("gpu8:1:2 [0] NCCL INFO NCCL_P2P_DISABLE set by environment to 1", "NCCL_P2P_DISABLE=1 is set"),
+        ("gpu8:1:2 [0] NCCL INFO NCCL_P2P_DISABLE set by environment to 0", "1 channel goes via SHM"),
+        ("", "1 channel goes via SHM"),
+    ],
+)
+def test_a_setting_that_slows_is_named_before_anything_else(line: str, advice: str) -> None:
+    channel = "gpu8:1:2 [0] NCCL INFO Channel 00 : 0[0] -> 1[1] via SHM/direct/direct"
+    slow = parse(f"{line}\n{channel}\n{text(RUN.but(gbs=9.0))}").finding("busbw")
+    assert slow.level == "fail"
+    assert (slow.action or "").startswith(advice)
+
+
+def test_a_name_that_is_no_gpus_is_answered_with_names_that_are() -> None:
+    bare = "\n".join(line for line in text(RUN).splitlines() if "Rank" not in line)
+    near = parse(bare, gpu="H100").finding("no-expectation").action or ""
+    assert near.startswith("known names of GPUs are H100-NVL, H100-PCIe, H100-SXM; ")
+    for gpu in (None, "banana"):
+        assert "RTX PRO 6000 Blackwell, RTX 5090" in (parse(bare, gpu=gpu).finding("no-expectation").action or "")
