@@ -450,7 +450,7 @@ def _result(seen: Seen, report: Report, params: Params) -> Result:
         module_version=seen.module.version if seen.module is not None else None,
         module_open=seen.module.open if seen.module is not None else None,
         cuda_version=seen.cuda_version,
-        surroundings="unknown: saved output" if seen.parsed else describe(seen.around),
+        surroundings="saved output: what is around it is unknown" if seen.parsed else describe(seen.around),
         lspci_gpus=None if seen.devices is None else tuple(sorted(gpus_of(seen.devices))),
         proc_gpus=None if seen.proc_gpus is None else tuple(sorted(seen.proc_gpus)),
         kernel_log="not asked" if log is None else log.source or log.reason,

@@ -254,7 +254,7 @@ class Result:
     pairs: tuple[Pair, ...]
     """Every two GPUs."""
     islands: tuple[tuple[int, ...], ...]
-    """GPUs, by index, that reach each other without the host's memory."""
+    """GPUs, by index, that reach each other without the host's memory; empty where the way of a pair is not known."""
     p2p_level: str
     """Distance up to which NCCL talks directly: LOC, NVL, PIX, PXB, PHB, SYS."""
     p2p_level_source: str

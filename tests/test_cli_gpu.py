@@ -321,6 +321,8 @@ def test_the_table_is_refused_by_name_and_what_to_save_is_said(tmp_path: Path) -
     assert "table.txt: this is the table of nvidia-smi" in ran.err
     assert "hint: save it on the host: nvidia-smi -q -x > FILE" in ran.err
     assert "hint: rdiag topo --parse FILE" in rdiag("gpu", "--parse", "topo.txt", home=tmp_path).err
+    (tmp_path / "dmesg.txt").write_text("[  1.0] NVRM: Xid (PCI:0000:1b:00): 79, GPU has fallen off the bus.\nx\ny\nz\n")
+    assert "rdiag gpu --host HOST" in rdiag("gpu", "--parse", "dmesg.txt", home=tmp_path).err
     ran = rdiag("topo", "--parse", "table.txt", home=tmp_path)
     assert (ran.code, "hint: save it on the host: nvidia-smi topo -m > FILE" in ran.err) == (3, True)
 

@@ -53,6 +53,30 @@ def test_a_matrix_as_it_is_saved_elsewhere(tmp_path: Path, codec: str) -> None:
     assert there["result"]["matrix_complete"]
 
 
+def test_a_matrix_of_what_peers_may_do_is_none_of_links(tmp_path: Path) -> None:
+    (tmp_path / "saved").write_text(" \tGPU0\tGPU1\t\n GPU0\tX\tOK\t\n GPU1\tOK\tX\t\n")
+    ran = rdiag("topo", "--parse", "saved", home=tmp_path)
+    assert (ran.code, ran.out) == (3, "")
+    assert "this is nvidia-smi topo -p2p" in ran.err
+
+
+def test_nothing_is_called_an_island_where_a_way_is_unknown(tmp_path: Path) -> None:
+    (tmp_path / "saved").write_text(SAVED.replace("SYS", "???"))
+    ran = rdiag("topo", "--parse", "saved", home=tmp_path)
+    assert ran.code == 10
+    assert "island" not in ran.out
+    assert rdiag("topo", "--parse", "saved", "--json", home=tmp_path).json["result"]["islands"] == []
+
+
+def test_eight_nics_leave_each_row_its_name_in_80_columns(tmp_path: Path) -> None:
+    names = [*EIGHT, *(f"NIC{place}" for place in range(8))]
+    (tmp_path / "saved").write_text(matrix(names, lambda _a, _b: "SYS", numa=NUMA))
+    lines = rdiag("topo", "--parse", "saved", home=tmp_path, COLUMNS="80").out.splitlines()
+    assert max(map(len, lines)) <= 80
+    rows = [line.split() for line in lines if line.split()[:1] in ([name] for name in names)]
+    assert [row[0] for row in rows if len(row) == 9] == names
+
+
 @captures.needs_captures
 def test_a_capture_from_stdin_for_people(tmp_path: Path) -> None:
     ran = rdiag("topo", "--parse", str(captures.FOLDER / "topo_m__8xH200-nv18-8nic-rocep.txt"), home=tmp_path)

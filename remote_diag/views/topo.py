@@ -15,7 +15,7 @@ from ..text import safe
 from .outcome import STYLES, brief, findings, headline
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 
     from ..outcome import Outcome
 
@@ -41,7 +41,7 @@ class Node:
 
 
 def render(outcome: Outcome[Any]) -> RenderableType:
-    """Return a topology; 100 columns are enough for eight GPUs and eight NICs."""
+    """Return a topology; 80 columns are enough for eight GPUs, 100 for eight NICs besides."""
     result = outcome.answer
     if result is None:
         return headline(outcome)
@@ -56,7 +56,7 @@ def render(outcome: Outcome[Any]) -> RenderableType:
         parts.append(_gpus(result))
     names = devices(result)
     if 1 < len(names) <= _MATRIX and result.links:
-        parts.append(_matrix(result, names))
+        parts.append(Matrix(result, names))
     elif len(names) > _MATRIX:
         parts.append(Text(f"the matrix of {len(names)} devices is in --json, and drawn by --plot", "dim"))
     parts += [Text(line) for root in tree(result) for line in drawn(root)]
@@ -123,15 +123,37 @@ def lanes(generation: int | None, width: int | None) -> str:
     return f"gen{'?' if generation is None else generation} x{'?' if width is None else width}"
 
 
-def _matrix(result: Any, names: Sequence[str]) -> Table:
+class Matrix:
+    """The links of all devices; where a line has no room for all columns, those of GPUs, so that each row keeps its name.
+
+    Args:
+        result: what the probe answered.
+        names: the devices.
+    """
+
+    def __init__(self, result: Any, names: Sequence[str]) -> None:
+        self._result, self._names = result, names
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Yield the table, and what it leaves out."""
+        names = self._names
+        width = max(len(name) for name in names) + sum(1 + max(len(name), 4) for name in names)
+        gpus = [name for name in names if name.startswith("GPU")]
+        columns = names if width <= options.max_width or not gpus else gpus
+        yield _matrix(self._result, names, columns)
+        if len(columns) < len(names):
+            yield Text("links between devices that are no GPUs are in --json, and drawn by --plot", "dim")
+
+
+def _matrix(result: Any, names: Sequence[str], columns: Sequence[str]) -> Table:
     links = cells(result)
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="dim")
-    table.add_column("")
-    for name in names:
+    table.add_column("", no_wrap=True)
+    for name in columns:
         table.add_column(safe(name), no_wrap=True)
     for name in names:
         row: list[RenderableType] = [Text(safe(name), "dim")]
-        for other in names:
+        for other in columns:
             link = links.get((name, other))
             text = "X" if name == other else "?" if link is None else word(link)
             row.append(Text(text, "dim" if name == other else "magenta" if link is None else _STYLE.get(link.link, "")))

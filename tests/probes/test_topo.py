@@ -707,9 +707,8 @@ def test_what_is_no_matrix_is_refused(parse: Callable[..., Ran], text: str) -> N
 
 
 def test_answers_about_peers_are_no_link_matrix(parse: Callable[..., Ran]) -> None:
-    ran = parse(peers(4))
-    assert ran.status == "unknown"
-    assert {pair.transport for pair in ran.result.pairs} == {"unknown"}
+    with pytest.raises(ValueError, match=r"nvidia-smi topo -p2p.*save topo -m"):
+        parse(peers(4))
 
 
 @pytest.mark.parametrize("params", [{"gpus": -1}, {"p2p_level": "sys"}, {"root": "relative"}])

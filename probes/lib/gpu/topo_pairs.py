@@ -77,7 +77,9 @@ def names(found: Sequence[Pair]) -> str:
 
 
 def islands(facts: Facts, found: Sequence[Pair]) -> tuple[tuple[int, ...], ...]:
-    """Return the sets of GPUs, by index, within which NCCL needs no memory of the host."""
+    """Return the sets of GPUs, by index, within which NCCL needs no memory of the host; none where a way is not known."""
+    if any(pair.way.transport == "unknown" for pair in found):
+        return ()
     left = sorted(gpu.index for gpu in facts.gpus if gpu.index is not None)
     near: dict[int, set[int]] = {index: set() for index in left}
     for pair in found:

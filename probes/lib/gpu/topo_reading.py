@@ -144,6 +144,10 @@ def saved(text: str, p2p_level: str | None) -> Facts:
     Raises:
         topology.NotATopology: it holds no matrix.
     """
+    from probes.lib.gpu import smi_identify
+
+    if smi_identify.identify(text).name == "topo_p2p":
+        raise topology.NotATopology("this is nvidia-smi topo -p2p: it says who may reach whom, not how they are joined; save topo -m")
     facts = Facts("saved")
     facts.matrix = topology.parse_matrix(text)
     facts.gpus = [Gpu(name, index=int(name[3:])) for name in facts.matrix.gpus]
