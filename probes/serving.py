@@ -399,9 +399,11 @@ def _judge(server: Server, params: Params, context: Context) -> None:
         )  # fmt: skip
         return
     if server.kind == "unknown":
+        refused = any(each.outcome in {"HTTP status 401", "HTTP status 403"} for each in server.endpoints)
+        key, port = "give the server's key with --api-key-file", "see whether SGLang or vLLM listens at this port, and at no path below it"
         context.finding(
             "unknown", "server-unknown", "it is no SGLang and no vLLM that can be recognised", subject=server.url, evidence=trouble[:6],
-            action="give the server's key with --api-key-file, or start it with metrics (SGLang: --enable-metrics)",
+            action="%s; or start it with metrics (SGLang: --enable-metrics)" % (key if refused else port),
         )  # fmt: skip
         return
     name = "%s%s" % ({"sglang": "SGLang", "vllm": "vLLM"}[server.kind], " " + server.version if server.version else "")
@@ -438,9 +440,10 @@ def _judge_drafting(server: Server, params: Params, context: Context) -> None:
         context.finding("unknown", "acceptance-unknown", told, subject=server.url, action="send it requests (--measure), and turn its metrics on")
         return
     evidence = ["from %s, over %s" % (source, scope)]
-    if drafting.accept_rate is not None:
+    # Rates over another span would contradict the length that our own requests had.
+    if drafting.accept_rate is not None and scope == drafting.scope:
         evidence.append("%.1f %% of the draft tokens are accepted" % (100 * drafting.accept_rate))
-    if drafting.accept_rate_by_position:
+    if drafting.accept_rate_by_position and scope == drafting.scope:
         evidence.append("by position: " + ", ".join("%.2f" % share for share in drafting.accept_rate_by_position[:16]))
     low = length < params.accept_limit
     level: Level = "degraded" if low else "ok"

@@ -193,6 +193,8 @@ def test_speculation_that_slows_down_is_degraded(tmp_path: Path) -> None:
         stand_in.generating(slow, 0.05, None)
         found = ask(tmp_path, fast.url, baseline_url=slow.url, measure=True, requests=2, max_tokens=10)[1]
     assert found["speedup"].level == "degraded"
+    # Rates since the start are no evidence for the length that these requests had.
+    assert found["acceptance-length"].evidence == ("from vllm:spec_decode_num_accepted_tokens_total, over our own requests",)
 
 
 def test_a_busy_server_is_left_alone(tmp_path: Path) -> None:
@@ -442,6 +444,7 @@ def test_another_program_is_not_taken_for_a_server(tmp_path: Path) -> None:
         result, found = ask(tmp_path, up.url, measure=True)
     assert (result.servers[0].kind, result.servers[0].version) == ("unknown", None)
     assert found["server-unknown"].level == "unknown"
+    assert "key" not in (found["server-unknown"].action or "")
     assert {method for method, _, _, _ in up.asked} == {"GET"}
 
 
@@ -452,6 +455,7 @@ def test_a_key_comes_from_a_file_on_the_host_and_stays_there(tmp_path: Path) -> 
         result, found = ask(tmp_path, up.url)
         assert found["server-unknown"].level == "unknown"
         assert "HTTP status 401" in str(found["server-unknown"].evidence)
+        assert "--api-key-file" in (found["server-unknown"].action or "")
         result, found = ask(tmp_path, up.url, api_key_file=str(tmp_path / "key"))
     assert result.servers[0].kind == "vllm"
     assert "hunter2" not in repr((result, found))
