@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -87,8 +88,16 @@ def _device(device: Any) -> Iterator[RenderableType]:
     table = _table(("kernel", "left"), ("kind", "left"), *((name, "right") for name in ("calls", "time", "share")))
     table.columns[0].no_wrap, table.columns[0].overflow = False, "fold"  # names give way before numbers do
     for row in device.top_kernels[:_KERNELS]:
-        table.add_row(safe(row.name, limit=_NAME), row.kind, str(row.calls), duration(row.total_us), percent(row.share))
+        table.add_row(safe(_without_arguments(row.name), limit=_NAME), row.kind, str(row.calls), duration(row.total_us), percent(row.share))
     yield table
+
+
+def _without_arguments(name: str) -> str:
+    """Return a kernel's name without the list of its arguments, which tells nothing; ``--json`` has it."""
+    return _ARGUMENTS.sub("", name) or name
+
+
+_ARGUMENTS = re.compile(r"(?<=\w)\([^()]*\)\Z")
 
 
 def _per_step(each: Any) -> Table:

@@ -47,6 +47,7 @@ def test_a_long_name_of_a_kernel_costs_no_number(tmp_path: Path) -> None:
     assert max(map(len, lines)) <= 80
     assert "calls" in next(line for line in lines if line.startswith("kernel"))
     assert row.rstrip().endswith("%")
+    assert row.split()[:2] == ["ncclDevKernel_AllReduce_Sum_bf16_RING_LL", "nccl"]
 
 
 def test_a_name_cannot_steer_the_terminal(tmp_path: Path) -> None:
