@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import threading
 import time
@@ -153,7 +154,8 @@ def test_an_asker_that_died_before_it_could_say_whom_it_started(path: str, start
     die_holding(turn)
     busy = refused(path)
     assert busy.unkillable is None
-    assert "pid unknown, asked 0 s ago: nvidia-smi -L" in str(busy)
+    # A busy machine may take seconds from one line to the next.
+    assert re.search(r"pid unknown, asked \d+ s ago: nvidia-smi -L", str(busy))
     process.kill()
     process.wait()
     take(Turn(path, "nvidia-smi -L", 20.0)).end(over=True)
