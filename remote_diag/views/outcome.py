@@ -8,6 +8,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Group
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
@@ -16,7 +17,7 @@ from ..text import safe
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence, Sized
 
-    from rich.console import RenderableType
+    from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 
     from ..findings import Finding
     from ..outcome import Outcome
@@ -56,10 +57,37 @@ def findings(items: Sequence[Finding]) -> RenderableType | None:
         for line in support(item):
             table.add_row("", Text(line, "dim"))
         if item.action:
-            table.add_row("", Text(f"next: {safe(item.action)}"))
+            table.add_row("", Advice(f"next: {safe(item.action)}"))
     return table if items else None
 
 
+class Advice:
+    """Text whose commands of nvidia-smi are not broken over lines where a line has room for them.
+
+    Half of one is another command: without its ``-i``, ``nvidia-smi -r`` resets every GPU of the host.
+    """
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Yield the lines."""
+
+        def whole(found: re.Match[str]) -> str:
+            command = found.group()
+            return command.replace(" ", _GLUE) if len(command) < options.max_width else command
+
+        for line in Text(_COMMAND.sub(whole, self._text), overflow="fold").wrap(console, options.max_width):
+            yield Text(line.plain.replace(_GLUE, " ").rstrip())
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        """Return the width of the words, and that of all on one line."""
+        return Measurement.get(console, options, Text(self._text))
+
+
+_COMMAND = re.compile(r"nvidia-smi(?: -[\w-]+(?: [\w.:%,]*[\w%])?)+")
+_GLUE = "\ue000"
+"""A character of one column that is no space; private, and in no text that is shown."""
 _UUID = re.compile(r" (?:GPU|MIG)-[0-9a-f][0-9a-f-]+\Z")
 """Of no use in a long list, where the bus id tells cards apart; ``--json`` has it."""
 _ITEM = re.compile(r"(\w+)\[([^\]]+)\]((?:\.\w+)?)\Z")

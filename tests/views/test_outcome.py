@@ -3,6 +3,7 @@ from __future__ import annotations
 import io
 from dataclasses import dataclass, replace
 
+import pytest
 from rich.console import Console
 
 from remote_diag.findings import Finding
@@ -111,6 +112,16 @@ def test_the_command_to_copy_is_never_wrapped() -> None:
         "kept on gpu8: /cache/runs/1",
         "run it again there: python /probe_main.py /cache/runs/1",
     ]
+
+
+@pytest.mark.parametrize("width", range(30, 100))
+def test_a_command_that_could_reset_every_gpu_is_not_broken(width: int) -> None:
+    action = "end what runs on it, then reset it: nvidia-smi -r -i 0000:d1:00.0; where that is not supported, reboot the host"
+    text = shown(render(outcome(replace(FINDING, action=action))), width)
+    lines = text.splitlines()
+    assert max(map(len, lines)) <= width
+    assert width < 50 or any("nvidia-smi -r -i 0000:d1:00.0;" in line for line in lines)
+    assert " ".join(action.split()) in " ".join(text.split())
 
 
 def test_a_large_result_is_cut_short_and_says_so() -> None:
