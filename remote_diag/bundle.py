@@ -62,21 +62,17 @@ class Bundle:
         yield b"hash=%s\n" % self.digest.encode()
         yield paths.install_script().read_bytes()
         end = b"RDIAG_%s" % self.digest[:16].encode()
-        yield b"write_files() {\n"
+        yield b"make_folders() {\n"
         for directory in sorted({str(Path(name).parent) for name, _ in self.files} - {"."}):
             yield b'mkdir -p "$1/%s" || return 1\n' % SafePath(directory).encode()
+        yield b"}\neach_file() {\n"
         for name, data in self.files:
             if not data.endswith(b"\n") or b"\0" in data or end in data:
                 raise InternalError(f"bundle file {name} cannot be carried in a here-document")
-            yield b"cat >\"$1/%s\" <<'%s' || return 1\n" % (SafePath(name).encode(), end)
+            yield b"\"$1\" \"$2/%s\" <<'%s' || return 1\n" % (SafePath(name).encode(), end)
             yield data
             yield b"%s\n" % end
         yield b"}\n"
-        yield b'has_all() {\nwhile read -r size name; do\n'
-        yield b'[ -f "$1/$name" ] && [ $(wc -c <"$1/$name") -eq "$size" ] || return 1\n'
-        yield b"done <<'%s'\n" % end
-        yield from (b"%d %s\n" % (len(data), name.encode()) for name, data in self.files)
-        yield b"%s\n}\n" % end
         yield b'install "$@"\n'
 
 

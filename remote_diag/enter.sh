@@ -66,30 +66,37 @@ enter_container() {
     [ "$running" = true ] || fail no-container
     place=.cache/rdiag/$hash
     if ! docker exec "$1" sh -c "cd && test -f $place/enter" </dev/null >/dev/null 2>&1; then
+        # Where mv has no -T it moves the folder into that of a client that was faster, where nothing else may be.
         tar -cf - -C "$dir" . 2>/dev/null | docker exec -i "$1" sh -c "cd && umask 077 && mkdir -p $place.$nonce &&
-            tar -xf - -C $place.$nonce && { mv $place.$nonce $place 2>/dev/null || test -f $place/enter; }" \
+            tar -xf - -C $place.$nonce && { mv -T $place.$nonce $place || test -d $place || mv $place.$nonce $place
+            rm -rf $place.$nonce $place/$hash.$nonce; test -f $place/enter; }" \
             >/dev/null 2>&1 || fail no-container-copy
     fi
     exec docker exec -i "$1" sh -c "cd && exec sh $place/enter inside $nonce"
 }
 
+# Reads a file of one line. Every bundle has such files: one that has lost them, or their contents, ends with 66, and
+# the client looks for what it lacks.
+read_value() {
+    IFS= read -r value <"$dir/$1" && [ -n "$value" ] || exit 66
+}
+
 if [ -z "$inside" ] && [ -f "$dir/container" ]; then
-    IFS= read -r container <"$dir/container"
-    enter_container "$container"
+    read_value container
+    enter_container "$value"
 fi
 if [ -f "$dir/conda" ]; then
-    IFS= read -r wanted <"$dir/conda"
-    find_conda "$wanted"
+    read_value conda
+    find_conda "$value"
     [ -n "$prefix" ] && [ -x "$prefix/bin/python" ] || fail no-conda
     start "$prefix/bin/python"
 fi
 if [ -f "$dir/venv" ]; then
-    IFS= read -r prefix <"$dir/venv"
-    [ -x "$prefix/bin/python" ] || fail no-venv
-    start "$prefix/bin/python"
+    read_value venv
+    [ -x "$value/bin/python" ] || fail no-venv
+    start "$value/bin/python"
 fi
-# Every bundle names an environment: this one has lost a file, and the client will look for what it lacks.
-[ -f "$dir/python" ] || exit 66
+[ -f "$dir/python" ] && read_value python || exit 66
 while IFS= read -r candidate <&3; do
     case $candidate in
         /*) [ -x "$candidate" ] || continue ;;

@@ -1,12 +1,27 @@
 # Unpacks one bundle of rdiag into a cache directory: sh <this file> CACHE NONCE keep|replace [THIS-FILE]
-# (keep: what is there stays unless files of it are missing or cut, which may keep the agent from saying so itself;
+# (keep: what is there stays unless it is damaged, which may have kept the agent from saying so itself;
 # replace: what is there is damaged; THIS-FILE: remove the file that this text was read from.)
 # A bundle is unpacked under a temporary name and renamed, so it is there as a whole or not at all. The caller
-# appends one function that writes the files (write_files), one that looks at them (has_all), the bundle's hash, and
-# the call of install: a text that arrives cut short defines something or nothing, and does nothing.
+# appends the bundle's hash, two functions (make_folders PLACE; each_file COMMAND PLACE, which calls COMMAND for every
+# file, its path as the argument and its contents as stdin, until one fails) and the call of install: a text that
+# arrives cut short defines something or nothing, and does nothing.
 say() {
     printf '\nRDIAG1 %s 0 %s 0 00000000\n\n' "$nonce" "$1"
     exit "$2"
+}
+
+put() {
+    cat >"$1"
+}
+
+# After a loss of power a file may have its size and none of its contents. Where there is no cmp, the size must do.
+is_same() {
+    [ -f "$1" ] || return 1
+    if command -v cmp >/dev/null 2>&1; then
+        cmp -s - "$1"
+    else
+        [ "$(wc -c)" -eq "$(wc -c <"$1")" ]
+    fi
 }
 
 # Gives a folder a name that must be free. Where mv has no -T it moves the folder into one that came meanwhile.
@@ -35,12 +50,16 @@ install() {
     place=$cache/$hash
     replace=$3
     if [ -d "$place" ] && [ "$replace" != replace ]; then
-        has_all "$place" && say installed 0
+        if each_file is_same "$place"; then
+            # Whatever kept the agent from answering, it may be what Python made of these files.
+            find "$place" -name __pycache__ -exec rm -rf {} + 2>/dev/null
+            say installed 0
+        fi
         replace=replace
     fi
     new=$cache/$hash.$nonce
     mkdir "$new" || say cannot-create 1
-    write_files "$new" || {
+    make_folders "$new" && each_file put "$new" || {
         rm -rf "$new"
         say cannot-write 1
     }

@@ -73,23 +73,60 @@ def test_an_archive_cut_short_installs_nothing(tmp_path: Path) -> None:
         assert not (tmp_path / "cache").exists(), f"cut at {end} of {len(script)}"
 
 
-def test_installing_twice_keeps_what_is_there_and_replace_mends_it(tmp_path: Path) -> None:
+def test_installing_twice_keeps_what_is_whole_and_replace_replaces_it(tmp_path: Path) -> None:
     built = bundle.build(Environment())
-    script = built.installer()
-    run_installer(script, "cache", NONCE, "keep", cwd=tmp_path)
     place = tmp_path / "cache" / built.digest
-    damaged = (place / "enter").read_bytes().replace(b"umask", b"UMASK")
-    (place / "enter").write_bytes(damaged)
-    run_installer(script, "cache", NONCE, "keep", cwd=tmp_path)
-    assert (place / "enter").read_bytes() == damaged
-    done = run_installer(script, "cache", NONCE, "replace", cwd=tmp_path)
+    run_installer(built.installer(), "cache", NONCE, "keep", cwd=tmp_path)
+    (place / "of the first").touch()
+    run_installer(built.installer(), "cache", NONCE, "keep", cwd=tmp_path)
+    assert (place / "of the first").exists()
+    done = run_installer(built.installer(), "cache", NONCE, "replace", cwd=tmp_path)
     assert b"installed" in done.stdout
+    assert not (place / "of the first").exists()
     assert bundle_digest(str(place)) == built.digest
     assert sorted(os.listdir(tmp_path / "cache")) == [built.digest]
 
 
 @pytest.mark.parametrize("shell", SHELLS)
-@pytest.mark.parametrize("damage", ["gone", "cut", "empty", "folder-gone", "a-folder-instead"])
+def test_compiled_files_may_be_what_kept_an_agent_from_answering(tmp_path: Path, shell: str) -> None:
+    built = bundle.build(Environment())
+    run_installer(built.installer(), "cache", NONCE, "keep", cwd=tmp_path)
+    place = tmp_path / "cache" / built.digest
+    for folder in ("agent", "probes/lib/gpu"):
+        (place / folder / "__pycache__").mkdir()
+        (place / folder / "__pycache__/digest.cpython-312.pyc").write_bytes(b"damaged")
+    assert b"installed" in run_installer(built.installer(), "cache", NONCE, "keep", shell=shell, cwd=tmp_path).stdout
+    assert not list(place.rglob("__pycache__"))
+    assert bundle_digest(str(place)) == built.digest
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_without_cmp_sizes_must_do(tmp_path: Path, shell: str) -> None:
+    built = bundle.build(Environment())
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    for name in (shell, "cat", "mkdir", "mv", "rm", "find", "wc"):
+        (tools / name).symlink_to(str(shutil.which(name)))
+    place = tmp_path / "cache" / built.digest
+
+    def install() -> None:
+        command = [str(tools / shell), *(["sh"] if shell == "busybox" else []), "-s", "cache", NONCE, "keep"]
+        done = subprocess.run(
+            command, input=built.installer(), cwd=tmp_path, capture_output=True, timeout=20, env={"PATH": str(tools)}
+        )
+        assert b"installed" in done.stdout, done.stderr
+
+    install()
+    (place / "of the first").touch()
+    install()
+    assert (place / "of the first").exists()
+    (place / "agent/digest.py").write_bytes(b"cut")
+    install()
+    assert bundle_digest(str(place)) == built.digest
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+@pytest.mark.parametrize("damage", ["gone", "cut", "empty", "zeros", "folder-gone", "a-folder-instead"])
 def test_an_installation_that_lacks_something_is_no_installation(tmp_path: Path, shell: str, damage: str) -> None:
     built = bundle.build(Environment())
     run_installer(built.installer(), "cache", NONCE, "keep", cwd=tmp_path)
@@ -99,6 +136,9 @@ def test_an_installation_that_lacks_something_is_no_installation(tmp_path: Path,
         shutil.rmtree(place / "agent")
     elif damage in {"cut", "empty"}:
         victim.write_bytes(victim.read_bytes()[: 100 if damage == "cut" else 0])
+    elif damage == "zeros":
+        # As file systems leave it that lose power: the size is right already.
+        victim.write_bytes(bytes(victim.stat().st_size))
     else:
         victim.unlink()
         if damage != "gone":

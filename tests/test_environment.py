@@ -130,6 +130,20 @@ def test_an_entry_line_that_is_none_ends_it(tmp_path: Path, line: str) -> None:
     assert done.stdout == ""
 
 
+@pytest.mark.parametrize("damaged", [None, b"", bytes(9), bytes(8) + b"\n"])
+@pytest.mark.parametrize("kind", ["python", "venv", "conda", "docker"])
+def test_a_bundle_that_has_lost_what_it_enters_says_nothing_of_an_environment(
+    tmp_path: Path, kind: EnvironmentKind, damaged: bytes | None
+) -> None:
+    lay_out(tmp_path, Environment(kind, "/a"))
+    path = tmp_path / "cache" / HASH / ("container" if kind == "docker" else kind)
+    path.unlink() if damaged is None else path.write_bytes(damaged)
+    if kind == "docker" and damaged is None:
+        (tmp_path / "cache" / HASH / "python").unlink()
+    done = enter(tmp_path)
+    assert (done.returncode, done.stdout) == (66, "")
+
+
 DOCKER = """#!/bin/sh
 # A stand-in for docker whose one container "box" is a folder.
 printf '%s\\n' "$*" >>"$HOME/docker.log"
@@ -148,6 +162,7 @@ exec)
     shift
     HOME="$HOME/inside the box"
     export HOME
+    case "$*" in *"tar -xf"*) [ ! -d "$HOME/faster" ] || mv "$HOME/faster" "$HOME/.cache" ;; esac
     exec "$@" ;;
 esac
 """
@@ -172,6 +187,20 @@ def test_a_container_gets_the_bundle_once_and_runs_it_inside(tmp_path: Path, doc
     assert sorted(os.listdir(inside)) == [HASH]
     assert (inside / HASH / "enter").read_bytes() == (tmp_path / "cache" / HASH / "enter").read_bytes()
     assert sum("tar -xf" in line for line in (tmp_path / "docker.log").read_text().splitlines()) == 1
+
+
+@pytest.mark.parametrize("mv", ["with -T", "without -T"])
+def test_who_comes_second_into_a_container_leaves_the_first_ones_files_alone(tmp_path: Path, docker: str, mv: str) -> None:
+    lay_out(tmp_path, Environment("docker", "box"))
+    inside = tmp_path / "inside the box"
+    shutil.copytree(tmp_path / "cache" / HASH, inside / "faster/rdiag" / HASH)
+    if mv == "without -T":
+        (tmp_path / "bin/mv").write_text('#!/bin/sh\n[ "$1" = -T ] && exit 1\nexec /bin/mv "$@"\n')
+        (tmp_path / "bin/mv").chmod(0o755)
+    assert f"[{NONCE}]" in enter(tmp_path, path=docker).stdout
+    assert os.listdir(inside / ".cache/rdiag") == [HASH]
+    installed = inside / ".cache/rdiag" / HASH
+    assert sorted(os.listdir(installed)) == sorted(os.listdir(tmp_path / "cache" / HASH))
 
 
 @pytest.mark.parametrize("container", ["stopped", "gone"])
