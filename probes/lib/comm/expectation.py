@@ -74,7 +74,9 @@ class Verdict:
     text: str
     hint: str | None
     bound: Threshold
-    """The one that decided: what it fell short of, or for ``ok`` what it had to reach."""
+    """The one that decided, a share of :attr:`of_gbs`: what it fell short of or went beyond, or for ``ok`` what it had to reach."""
+    of_gbs: float
+    """The expected figure, or that of the best layout."""
 
 
 def link_of(conditions: Conditions) -> str | None:
@@ -117,13 +119,20 @@ def judge(measured_gbs: float, expected: Expected, conditions: Conditions, thres
     ratio = measured_gbs / expected.busbw_gbs
     ok, note, degraded = (thresholds["nccl." + name] for name in ("ok_ratio", "note_ratio", "degraded_ratio"))
     against = f"{measured_gbs:.4g} GB/s = {ratio:.2f} of {expected.busbw_gbs:.4g} ({expected.kind}: {expected.conditions})"
+    above = thresholds["nccl.above_ratio"]
+    best = expected.best_gbs or expected.busbw_gbs
+    if expected.kind in ("published", "physics") and measured_gbs > above.value * best:
+        hint = "make sure which GPUs these are and how they are joined; a figure of your own: --reference FILE"
+        return Verdict("unknown", ratio, against + ": more than these GPUs are known to reach", hint, above, best)
     if ratio >= note.value:
         low = "" if ratio >= ok.value else f"; somewhat low: below {ok.value:g} ({ok.name}, {ok.provenance})"
         more = "" if expected.best_gbs is None else f"; the best layout of these GPUs reaches {expected.best_gbs:.4g}"
-        return Verdict("ok", ratio, against + low + more, None, note)
+        return Verdict("ok", ratio, against + low + more, None, note, expected.busbw_gbs)
     level, bound = ("degraded", note) if ratio >= degraded.value else ("fail", degraded)
     suspect = _suspect(measured_gbs, expected, conditions, thresholds)
-    return Verdict(level if expected.firm else "unknown", ratio, against, suspect, bound if expected.firm else note)
+    if not expected.firm:
+        level, bound = "unknown", note
+    return Verdict(level, ratio, against, suspect, bound, expected.busbw_gbs)
 
 
 def curve(conditions: Conditions, own: Sequence[Reference] = ()) -> tuple[Reference, ...]:

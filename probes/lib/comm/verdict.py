@@ -98,8 +98,8 @@ def of_peak(
     bound = verdict.bound
     finding = {
         "level": verdict.level, "code": "busbw", "message": f"peak at {best[0]} bytes: {verdict.text}", "subject": subject,
-        "value": round(best[1], 3), "unit": "GB/s", "threshold": round(bound.value * expected.busbw_gbs, 3),
-        "threshold_source": f"{bound.value:g} ({bound.name}, {bound.provenance}) of {expected.busbw_gbs:.4g}: {expected.source}",
+        "value": round(best[1], 3), "unit": "GB/s", "threshold": round(bound.value * verdict.of_gbs, 3),
+        "threshold_source": f"{bound.value:g} ({bound.name}, {bound.provenance}) of {verdict.of_gbs:.4g}: {expected.source}",
         "action": hint,
     }  # fmt: skip
     held = {

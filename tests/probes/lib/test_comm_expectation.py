@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -154,6 +155,18 @@ def test_ones_own_figures_win() -> None:
 )
 def test_bands(measured: float, expected: str) -> None:
     assert level(on(H200), 16 * GB, measured) == expected
+
+
+def test_more_than_is_known_of_such_gpus_is_not_ok() -> None:
+    # 483 GB/s are no all-reduce over PCIe: somebody named the wrong GPU.
+    expected = expect(on(RTX), 16 * GB, STANDARD)
+    assert expected is not None
+    best = expected.best_gbs or expected.busbw_gbs
+    told = judge(483, expected, on(RTX), STANDARD)
+    assert (told.level, told.bound.name, told.of_gbs) == ("unknown", "nccl.above_ratio", best)
+    assert judge(1.4 * best, expected, on(RTX), STANDARD).level == "ok"
+    assert judge(483, replace(expected, kind="yours"), on(RTX), STANDARD).level == "ok"
+    assert judge(483, replace(expected, kind="floor"), on(RTX), STANDARD).level == "ok"
 
 
 def test_bands_of_ones_own() -> None:
