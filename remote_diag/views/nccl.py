@@ -70,7 +70,7 @@ def _rows(rows: Sequence[Any]) -> Table:
         table.add_column("collective", no_wrap=True)
     table.add_column("size", justify="right", no_wrap=True)
     table.add_column("place", no_wrap=True)
-    for name in ("wrong", "p50 us", "p99 us", "max us", "burst us", "algbw", "busbw GB/s"):
+    for name in ("wrong", "p50 us", "p99 us", "max us", "burst us", "algbw GB/s", "busbw GB/s"):
         table.add_column(name, justify="right", no_wrap=True)
     for row in rows[:_SHOWN]:
         latency = row.latency

@@ -120,6 +120,7 @@ _TESTS: tuple[tuple[str, Callable[[str], bool]], ...] = (
     ("nvlink_s", _has(r"^GPU \d+: [^\n]*\(UUID: [^\n]*\)\s*\n\s*(?:Link \d|NVML: |Nvlink |Device does not|all links)", re.MULTILINE | re.IGNORECASE)),
     ("smi_list", _has(r"^GPU \d+: [^\n]*\(UUID: ")),
     ("fabricmanager_log", _has(r"^\[?[A-Z][a-z]{2} \d{2} \d{4} \d{2}:\d{2}:\d{2}\]? \[(?:INFO|ERROR|WARNING|FATAL|DEBUG)\] \[tid|[Ff]abric ?[Mm]anager version")),
+    ("kernel_log", _has(r"NVRM: S?Xid\b|\bSXid \(PCI")),
     ("smi_error", _only_errors),
     ("mpirun_error", _has(r"^There are not enough slots available|\bmpirun (?:was unable|detected|noticed)|\bORTE_ERROR")),
     ("kernel_log", _has(r"NVRM: |\bkernel: |SXid \(PCI|^\[ *\d+\.\d+\] |pcieport |\bkern\s*:")),
@@ -160,4 +161,5 @@ def parse(text: str) -> Answer:
 def _instead(kind: Kind) -> str:
     if kind.reader.startswith("rdiag "):
         return kind.reader if kind.reader.endswith("HOST") else "%s FILE" % kind.reader
-    return "save it on the host: nvidia-smi -q -x > FILE"
+    live = re.search(r"rdiag \w+ --host HOST", kind.reader)
+    return live.group() if live else "save it on the host: nvidia-smi -q -x > FILE"

@@ -367,7 +367,16 @@ def test_no_text_breaks_these_parsers(text: str) -> None:
         ("\tGPU0\tGPU1\tCPU Affinity\tNUMA Affinity\nGPU0\t X \tPIX\t0-63\t0\n", "topo_m"),
         (" \tGPU0\tGPU1\t\n GPU0\tX\tOK\t\n GPU1\tCNS\tX\t\n", "topo_p2p"),
         ("[  1.0] NVRM: Xid (PCI:0000:1b:00): 79, GPU has fallen off the bus.\nx\ny\nz\n", "kernel_log"),
+        # Its words are those of nvidia-smi as well; alone it is no answer of it.
+        ("[  1.0] NVRM: Xid (PCI:0000:1b:00): 79, GPU has fallen off the bus.\n", "kernel_log"),
+        ("kernel: nvidia-nvswitch0: SXid (PCI:0000:c4:00.0): 12028, GPU has fallen off the bus\n", "kernel_log"),
     ],
 )  # fmt: skip
 def test_what_a_text_is(text: str, kind: str) -> None:
     assert identify(text).name == kind
+
+
+def test_what_is_read_live_is_refused_with_the_command_that_reads_it() -> None:
+    with pytest.raises(Refused, match="this is a kernel log") as caught:
+        parse("[  1.0] NVRM: Xid (PCI:0000:1b:00): 79, GPU has fallen off the bus.\n")
+    assert caught.value.hint == "rdiag gpu --host HOST"
