@@ -94,6 +94,10 @@ class Replay:
         changed = next((text for words, text in self.changes.items() if words in command), None)
         return said if changed is None else replace(said, out=changed)
 
+    def stuck(self, program: str) -> Said | None:
+        del program
+        return None
+
 
 @pytest.fixture
 def again(box: GpuHost, look: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ran]:
@@ -409,6 +413,23 @@ def test_nvidia_smi_hangs(box: GpuHost, look: Callable[..., Ran], monkeypatch: p
     assert ran.status == "unknown"
     assert "did not answer" in str(ran.result.unread)
     assert len(ran.result.gpus) == 8
+
+
+@pytest.mark.parametrize("when", ["topo -m", "-p2p w"])
+def test_a_driver_that_hangs_half_way_is_a_finding_and_nobody_is_sent_to_ask_it_again(
+    box: GpuHost, look: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    monkeypatch.setattr(run_smi, "SMI_SECONDS", 0.5)
+    with box.smi.hanging(when, killable=False):
+        ran = look(box, gpus=8)
+        if not box.smi.running():
+            pytest.skip("no freezer cgroup (version 1) can be made here")
+    (hang,) = ran.found("driver-hangs")
+    assert (hang.level, hang.subject, ran.status) == ("fail", None, "fail")
+    assert when in hang.evidence[0]
+    unknown = [one for one in ran.findings if one.level == "unknown"]
+    assert unknown
+    assert not [one for one in unknown if "nvidia-smi" in (one.action or "")]
 
 
 def test_no_nvidia_smi_and_no_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, look: Callable[..., Ran]) -> None:

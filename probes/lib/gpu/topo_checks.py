@@ -69,7 +69,7 @@ def _inventory(facts: Facts) -> Iterator[Judgement]:
     if not facts.smi_listed:
         yield Judgement(
             "unknown", "no-list", "nvidia-smi does not list the GPUs that are there", value=len(facts.gpus), unit="GPUs",
-            evidence=(facts.smi_reason or "it printed nothing",), action="run nvidia-smi on the host and read what it says",
+            evidence=(facts.smi_reason or "it printed nothing",), action=_then(facts, "run nvidia-smi on the host and read what it says"),
         )  # fmt: skip
     for gpu in facts.gpus:
         if gpu.lost is not None:
@@ -113,13 +113,19 @@ def _no_gpu(facts: Facts) -> Iterator[Judgement]:
     )  # fmt: skip
 
 
+def _then(facts: Facts, action: str) -> str:
+    """Return what to do, unless it would be one more question to a driver that hangs."""
+    return "see to the driver first, then run it again" if facts.hung else action
+
+
 def _matrix(facts: Facts) -> Iterator[Judgement]:
     matrix = facts.matrix
     if matrix is None:
         if len(facts.gpus) > 1:
             yield Judgement(
                 "unknown", "no-matrix", "nvidia-smi gave no link matrix: how the GPUs are joined is known from the PCI bus alone",
-                evidence=(facts.matrix_reason,), action="nvidia-smi topo -m; a software RDMA device (rxe, siw) makes it fail: remove it",
+                evidence=(facts.matrix_reason,),
+                action=_then(facts, "nvidia-smi topo -m; a software RDMA device (rxe, siw) makes it fail: remove it"),
             )  # fmt: skip
         return
     for a, b, one, other in matrix.asymmetric:
@@ -154,7 +160,7 @@ def _capabilities(facts: Facts, found: Sequence[Pair]) -> Iterator[Judgement]:
         if reason is not None or damaged:
             yield Judgement(
                 "unknown", "p2p-%s-unknown" % capability, "whether the driver allows P2P %ss is not known" % capability,
-                evidence=(reason,) if reason is not None else tuple(damaged[:5]), action="nvidia-smi topo -p2p %s" % capability[0],
+                evidence=(reason,) if reason is not None else tuple(damaged[:5]), action=_then(facts, "nvidia-smi topo -p2p %s" % capability[0]),
             )  # fmt: skip
     unsure = [pair for pair in found if "U" in {pair.read, pair.write}]
     if unsure:

@@ -14,6 +14,7 @@ from probes.lib.gpu.missing import Missing, integer, missing, number, word
 from probes.lib.gpu.run_smi import SMI, Programs
 from probes.lib.gpu.smi_errors import recognise
 from probes.lib.gpu.surroundings import look_around
+from probes.lib.gpu.unanswered import hang
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -94,6 +95,8 @@ class Facts:
     smi_reason: str = ""
     """Why nvidia-smi did not list the GPUs."""
     smi_listed: bool = False
+    hung: bool = False
+    """Whether a question to nvidia-smi, or somebody's before it, was not answered in time."""
     troubles: list[Trouble] = field(default_factory=list)
     """What nvidia-smi said is wrong."""
     damaged: list[str] = field(default_factory=list)
@@ -128,6 +131,10 @@ def gather(root: str, environ: Mapping[str, str], remaining: float, step: Callab
     listed = _listed(programs, facts)
     step(2, 5, "link matrix")
     _matrices(programs, facts, len(listed))
+    stuck = programs.stuck(SMI)
+    if stuck is not None:
+        facts.hung = True
+        facts.troubles.append(hang(stuck))
     step(3, 5, "lspci")
     _lspci(programs, facts)
     step(4, 5, "kernel log")
