@@ -11,7 +11,7 @@ thresholds_option = click.option(
     "thresholds_file",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
-    help="YAML or JSON with thresholds of your own: gpu.temperature_c: 85.",
+    help="YAML or JSON with thresholds of your own, such as gpu.temperature_c: 85 or nccl.ok_ratio: 0.95.",
 )
 """Gives the command ``thresholds_file``, for :func:`read_overrides`."""
 

@@ -158,7 +158,7 @@ def _table(result: Any) -> Table:
     # What tells the card in the machine is never cut.
     table.add_column("bus id", no_wrap=True, min_width=max(len(safe(gpu.bus_id or "?")) for gpu in result.gpus))
     table.add_column("status", no_wrap=True, min_width=8)
-    for name in ("util", "mem GiB", "temp", "power W", "PCIe", "ecc", "remap"):
+    for name in ("util", "mem GiB", "C", "power W", "PCIe now/max", "ecc", "remap"):
         table.add_column(name, justify="right", no_wrap=True, min_width=len(name))
     table.add_column("action")
     if mixed:
