@@ -4,7 +4,7 @@ import os
 import shutil
 import stat
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -109,8 +109,8 @@ def test_without_cmp_sizes_must_do(tmp_path: Path, shell: str) -> None:
         (tools / name).symlink_to(str(shutil.which(name)))
     place = tmp_path / "cache" / built.digest
 
-    def install() -> None:
-        command = [str(tools / shell), *(["sh"] if shell == "busybox" else []), "-s", "cache", NONCE, "keep"]
+    def install(mode: str = "keep") -> None:
+        command = [str(tools / shell), *(["sh"] if shell == "busybox" else []), "-s", "cache", NONCE, mode]
         done = subprocess.run(
             command, input=built.installer(), cwd=tmp_path, capture_output=True, timeout=20, env={"PATH": str(tools)}
         )
@@ -122,6 +122,9 @@ def test_without_cmp_sizes_must_do(tmp_path: Path, shell: str) -> None:
     assert (place / "of the first").exists()
     (place / "agent/digest.py").write_bytes(b"cut")
     install()
+    assert bundle_digest(str(place)) == built.digest
+    (place / "agent/digest.py").write_bytes(bytes((place / "agent/digest.py").stat().st_size))
+    install("replace")
     assert bundle_digest(str(place)) == built.digest
 
 
@@ -147,6 +150,57 @@ def test_an_installation_that_lacks_something_is_no_installation(tmp_path: Path,
     assert b"installed" in done.stdout, done.stderr
     assert bundle_digest(str(place)) == built.digest
     assert os.listdir(tmp_path / "cache") == [built.digest]
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_what_is_damaged_is_mended_under_the_agents_that_run_from_the_rest(tmp_path: Path, shell: str) -> None:
+    built = bundle.build(Environment())
+    place = tmp_path / "cache" / built.digest
+    run_installer(built.installer(), "cache", NONCE, "keep", cwd=tmp_path)
+    shutil.rmtree(place / "probes/lib/gpu")
+    (place / "agent/run.py").unlink()
+    (place / "agent/run.py").mkdir()
+    (place / "enter").write_bytes(bytes((place / "enter").stat().st_size))
+    before = {path: path.stat().st_ino for path in place.rglob("*") if path.is_file() and path.name != "enter"}
+    done = run_installer(built.installer(), "cache", NONCE, "replace", shell=shell, cwd=tmp_path)
+    assert b"installed" in done.stdout, done.stderr
+    assert bundle_digest(str(place)) == built.digest
+    assert library_digest(str(place)) == expected_library(str(place))
+    assert {path: path.stat().st_ino for path in before} == before
+    assert os.listdir(tmp_path / "cache") == [built.digest]
+
+
+def _add_file(place: Path) -> None:
+    (place / "agent/\n").touch()
+
+
+def _link_file(place: Path) -> None:
+    (place / "agent/run.py").rename(place.parent / "run.py")
+    (place / "agent/run.py").symlink_to(place.parent / "run.py")
+
+
+def _link_folder(place: Path) -> None:
+    (place / "probes/lib").rename(place.parent / "lib")
+    (place / "probes/lib").symlink_to(place.parent / "lib")
+
+
+def _block_folder(place: Path) -> None:
+    shutil.rmtree(place / "agent")
+    (place / "agent").touch()
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+@pytest.mark.parametrize("spoil", [_add_file, _link_file, _link_folder, _block_folder])
+def test_what_belongs_to_no_bundle_goes(tmp_path: Path, shell: str, spoil: Callable[[Path], None]) -> None:
+    built = bundle.build(Environment())
+    place = tmp_path / "cache" / built.digest
+    run_installer(built.installer(), "cache", NONCE, "keep", cwd=tmp_path)
+    spoil(place)
+    done = run_installer(built.installer(), "cache", NONCE, "replace", shell=shell, cwd=tmp_path)
+    assert b"installed" in done.stdout, done.stderr
+    assert bundle_digest(str(place)) == built.digest
+    assert library_digest(str(place)) == expected_library(str(place))
+    assert {path.name for path in (tmp_path / "cache").iterdir()} <= {built.digest, "run.py", "lib"}
 
 
 def test_many_at_once_leave_one_whole_bundle(tmp_path: Path) -> None:
