@@ -102,7 +102,8 @@ def _below(root: Path, prefix: str) -> Iterator[_Source]:
             if entry.is_dir(follow_symlinks=False):
                 if entry.name != "__pycache__":
                     yield from _below(root / entry.name, name)
-            elif entry.name.endswith(_CARRIED):
+            # Names with a dot in front are those of editors: a lock is a link to nowhere.
+            elif entry.name.endswith(_CARRIED) and not entry.name.startswith("."):
                 yield _Source(name, root / entry.name, entry.stat())
 
 

@@ -153,10 +153,12 @@ class Probe(Generic[ParamsT, ResultT]):
 
     def schema(self) -> dict[str, Any]:
         """Return the JSON Schemas of parameters and result: ``{"params": ..., "result": ...}``."""
-        return {
-            "params": self._adapter(self.Params).json_schema(),
-            "result": self._adapter(self.Result).json_schema(mode="serialization"),
-        }
+        # Not while another thread has taken the descriptions away.
+        with _describing:
+            return {
+                "params": self._adapter(self.Params).json_schema(),
+                "result": self._adapter(self.Result).json_schema(mode="serialization"),
+            }
 
 
 _loaded: dict[tuple[Path, str], Probe[Any, Any]] = {}

@@ -368,6 +368,8 @@ def test_files_that_come_go_and_move_are_noticed(sources: Path) -> None:
     (sources / "agent/__pycache__").mkdir()
     (sources / "agent/__pycache__/x.py").touch()
     (sources / "agent/notes.txt").touch()
+    (sources / "probes/lib/.#text.py").symlink_to("somebody@here.1234:1700000000")
+    (sources / "agent/._run.py").write_bytes(b"\0")
     assert known() == before == built()
 
 

@@ -4,15 +4,18 @@ import hashlib
 import subprocess
 import sys
 import textwrap
+import threading
+import time
 import types
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from probes import hello
 from remote_diag import paths
 from remote_diag.errors import ConfigError
-from remote_diag.probe import from_module, load
+from remote_diag.probe import Probe, from_module, load
 from tests.support.cli import CHECKOUT
 
 GOOD = '''\
@@ -117,6 +120,26 @@ def test_results_are_checked_without_a_look_at_the_descriptions(tmp_path: Path, 
     after = {name: vars(kind).get("__pydantic_config__") for name, kind in vars(probe.module).items() if isinstance(kind, type)}
     assert all(after[name] is before[name] for name in before)
     assert probe.schema()["result"]["$defs"]["Rank"]["properties"]["gbps"]["description"] == "Bandwidth, GB/s."
+
+
+def test_the_schema_keeps_its_descriptions_while_another_thread_does_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    probe = load(write(tmp_path, GOOD))
+    underway, build = threading.Event(), Probe._adapter
+
+    def slowly(self: Probe[Any, Any], kind: type[Any]) -> Any:
+        if threading.current_thread() is warming:
+            underway.set()
+            time.sleep(0.2)
+        return build(self, kind)
+
+    monkeypatch.setattr(Probe, "_adapter", slowly)
+    warming = threading.Thread(target=lambda: probe.result_adapter)
+    warming.start()
+    assert underway.wait(10)
+    assert probe.schema()["result"]["$defs"]["Rank"]["properties"]["gbps"]["description"] == "Bandwidth, GB/s."
+    warming.join()
 
 
 def test_the_schema_says_units_and_shapes(tmp_path: Path) -> None:
