@@ -1,10 +1,13 @@
-# The entry script of rdiag: the only thing that a login shell is asked to run, as `sh <this file>`.
+# The entry script of rdiag: the only thing that a login shell is asked to run, as `sh <this file>`, or, where that has
+# just failed, as `sh <this file> anew`: the copy in a container may be damaged.
 # It finds the Python of the configured environment and hands stdin and stdout to the agent. Nothing that a user
 # wrote is part of this text: names and paths are read, as data, from the files beside it.
 umask 077
 dir=${0%/*}
 hash=${dir##*/}
 inside=
+anew=
+[ "$1" != anew ] || anew=yes
 if [ "$1" = inside ]; then
     inside=yes
     nonce=$2
@@ -65,11 +68,15 @@ enter_container() {
     running=$(docker inspect --format '{{.State.Running}}' "$1" </dev/null 2>/dev/null)
     [ "$running" = true ] || fail no-container
     place=.cache/rdiag/$hash
-    if ! docker exec "$1" sh -c "cd && test -f $place/enter" </dev/null >/dev/null 2>&1; then
+    if [ -n "$anew" ] || ! docker exec "$1" sh -c "cd && test -f $place/enter" </dev/null >/dev/null 2>&1; then
         # Where mv has no -T it moves the folder into that of a client that was faster, where nothing else may be.
         tar -cf - -C "$dir" . 2>/dev/null | docker exec -i "$1" sh -c "cd && umask 077 && mkdir -p $place.$nonce &&
-            tar -xf - -C $place.$nonce && { mv -T $place.$nonce $place || test -d $place || mv $place.$nonce $place
-            rm -rf $place.$nonce $place/$hash.$nonce; test -f $place/enter; }" \
+            tar -xf - -C $place.$nonce && {
+                [ -z '$anew' ] && [ -f $place/enter ] || mv $place $place.$nonce.old
+                mv -T $place.$nonce $place || test -d $place || mv $place.$nonce $place
+                rm -rf $place.$nonce.old $place.$nonce $place/$hash.$nonce
+                test -f $place/enter
+            }" \
             >/dev/null 2>&1 || fail no-container-copy
     fi
     exec docker exec -i "$1" sh -c "cd && exec sh $place/enter inside $nonce"

@@ -283,11 +283,18 @@ class Session:
         except BaseException as error:  # noqa: BLE001 - raised again in the caller's thread
             self._prepare_error = error
 
-    def _enter(self) -> AgentLink:
-        """Ask the host to start an agent; whether one answers is seen later."""
+    def _enter(self, *, anew: bool = False) -> AgentLink:
+        """Ask the host to start an agent; whether one answers is seen later.
+
+        Args:
+            anew: bring the agent into a container again, where that is the environment.
+        """
         self.connect()
         started = time.monotonic()
-        link = AgentLink(self.transport.execute(self.enter_command), self.host.name)
+        command = self.enter_command
+        if anew and self.host.environment.kind == "docker":
+            command = SafeCommand(f"{command} anew")
+        link = AgentLink(self.transport.execute(command), self.host.name)
         link.greet()
         self._connect_seconds += time.monotonic() - started
         return link
@@ -307,7 +314,7 @@ class Session:
             return ready
         failure: EntryFailed | None = None
         for attempt in range(2):
-            link = self._prepared() or self._enter()
+            link = self._prepared() or self._enter(anew=attempt > 0)
             try:
                 link.require(library=library)
                 ask(link)

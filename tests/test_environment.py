@@ -12,6 +12,8 @@ import pytest
 from remote_diag import environment
 from remote_diag.host import Environment, EnvironmentKind
 
+from .support.fake_docker import make_docker
+
 NONCE = "0123456789abcdef" * 2
 HASH = "ab" * 32
 SHELLS = [name for name in ("sh", "dash", "bash", "zsh") if shutil.which(name)]
@@ -35,10 +37,15 @@ def fake_python(path: Path) -> Path:
 
 
 def enter(
-    root: Path, *, shell: str = "sh", path: str = "/usr/bin:/bin", stdin: str = f"{NONCE}\nrest\n", **extra: str
+    root: Path,
+    *arguments: str,
+    shell: str = "sh",
+    path: str = "/usr/bin:/bin",
+    stdin: str = f"{NONCE}\nrest\n",
+    **extra: str,
 ) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [shell, f"cache/{HASH}/enter"],
+        [shell, f"cache/{HASH}/enter", *arguments],
         cwd=root,
         input=stdin,
         env={"PATH": path, "HOME": str(root), **extra},
@@ -144,36 +151,9 @@ def test_a_bundle_that_has_lost_what_it_enters_says_nothing_of_an_environment(
     assert (done.returncode, done.stdout) == (66, "")
 
 
-DOCKER = """#!/bin/sh
-# A stand-in for docker whose one container "box" is a folder.
-printf '%s\\n' "$*" >>"$HOME/docker.log"
-case $1 in
-version) exit 0 ;;
-inspect)
-    case "$4" in
-    box) echo true ;;
-    stopped) echo false ;;
-    *) exit 1 ;;
-    esac ;;
-exec)
-    shift
-    if [ "$1" = -i ]; then shift; else exec </dev/null; fi
-    [ "$1" = box ] || exit 1
-    shift
-    HOME="$HOME/inside the box"
-    export HOME
-    case "$*" in *"tar -xf"*) [ ! -d "$HOME/faster" ] || mv "$HOME/faster" "$HOME/.cache" ;; esac
-    exec "$@" ;;
-esac
-"""
-
-
 @pytest.fixture
 def docker(tmp_path: Path) -> str:
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin/docker").write_text(DOCKER)
-    (tmp_path / "bin/docker").chmod(0o755)
-    (tmp_path / "inside the box").mkdir()
+    make_docker(tmp_path)
     fake_python(tmp_path / "bin/python3")
     return f"{tmp_path}/bin:/usr/bin:/bin"
 
@@ -187,6 +167,24 @@ def test_a_container_gets_the_bundle_once_and_runs_it_inside(tmp_path: Path, doc
     assert sorted(os.listdir(inside)) == [HASH]
     assert (inside / HASH / "enter").read_bytes() == (tmp_path / "cache" / HASH / "enter").read_bytes()
     assert sum("tar -xf" in line for line in (tmp_path / "docker.log").read_text().splitlines()) == 1
+
+
+@pytest.mark.parametrize("damaged", ["enter", "agent/main.py", "agent/more.py"])
+def test_a_damaged_copy_in_a_container_is_replaced_when_the_client_asks_for_it(
+    tmp_path: Path, docker: str, damaged: str
+) -> None:
+    lay_out(tmp_path, Environment("docker", "box"))
+    (tmp_path / "cache" / HASH / "agent/main.py").write_text("whole")
+    enter(tmp_path, path=docker)
+    inside = tmp_path / "inside the box/.cache/rdiag"
+    (inside / HASH / damaged).write_text("exit 1")
+    assert f"[{NONCE}]" in enter(tmp_path, "anew", path=docker).stdout
+    assert os.listdir(inside) == [HASH]
+    for name in ("enter", "agent/main.py"):
+        assert (inside / HASH / name).read_bytes() == (tmp_path / "cache" / HASH / name).read_bytes()
+    assert not (inside / HASH / "agent/more.py").exists()
+    (inside / HASH / "enter").unlink()
+    assert f"[{NONCE}]" in enter(tmp_path, path=docker).stdout
 
 
 @pytest.mark.parametrize("mv", ["with -T", "without -T"])

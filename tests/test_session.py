@@ -21,6 +21,7 @@ from remote_diag.host import Environment, Host
 from remote_diag.probe import Probe, load
 from remote_diag.session import Session
 
+from .support.fake_docker import make_docker
 from .support.places import OBSTACLES, SHELL_PLACES, Place, open_place
 from .support.probe_files import write_probe
 from .support.sshd import TestSshd, wait_until
@@ -196,6 +197,25 @@ def test_an_installation_that_lost_a_file_is_mended(place: Place, echo: Probe[An
         with Session(place.host) as session:
             assert session.run(echo, {"text": "x"}).result.text == "x"
         assert (installed / name).read_bytes() == kept
+
+
+@pytest.mark.parametrize("damaged", ["enter", "agent/digest.py", "agent/runner.py", "probes/lib/eagle.py"])
+def test_a_damaged_installation_in_a_container_is_mended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, echo: Probe[Any, Any], damaged: str
+) -> None:
+    make_docker(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")
+    host = Host(name="box", transport="local", environment=Environment("docker", "box"))
+    with Session(host) as session:
+        session.run(echo)
+        place = tmp_path / "inside the box/.cache/rdiag" / session.bundle.digest / damaged
+    kept = place.read_bytes()
+    place.write_bytes(bytes(len(kept)))
+    with Session(host) as session:
+        session.agent().close()
+        assert session.run(echo, {"text": "x"}).result.text == "x"
+    assert place.read_bytes() == kept
 
 
 @lasting
