@@ -113,7 +113,9 @@ class _Reader:
             line = _COLOUR.sub("", raw[:MAX_LINE]).rstrip()
             if line.strip():
                 label, rest = unlabelled(line)
-                self._take(number, label, rest)
+                # A launcher labels empty lines, too.
+                if rest.strip():
+                    self._take(number, label, rest)
         for table in self.log.tables:
             _no_mixed_reductions(table)
         if len(self._programs) == 1:

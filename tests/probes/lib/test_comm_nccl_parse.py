@@ -97,6 +97,14 @@ def test_several_tables_in_one_log() -> None:
     assert (cut.result.complete, cut.codes["incomplete"]) == (False, "unknown")
 
 
+@pytest.mark.parametrize("label", ["[1,0]<stdout>:", "[1,0]<stdout>: ", "0: "])
+def test_a_label_alone_is_an_empty_line(label: str) -> None:
+    lines = [f"{label}{line}" for line in text(RUN).splitlines()]
+    among_rows = next(place for place, line in enumerate(lines) if "(GB/s)" in line) + 2
+    result = parse("\n".join([*lines[:among_rows], label, *lines[among_rows:]])).result
+    assert result == parse(text(RUN)).result
+
+
 def test_two_ranks_that_print_at_once_are_told_apart_by_their_labels() -> None:
     one, other = text(RUN).splitlines(), text(RUN.but(gbs=20.0)).splitlines()
     mixed = "".join(f"[1,0]<stdout>:{a}\n[1,1]<stdout>:{b}\n" for a, b in zip(one, other, strict=True))
