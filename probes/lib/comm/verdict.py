@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 
-from . import expectation, reference
+from . import bandwidth, expectation, reference
 from .expectation import Conditions
 
 TYPE_CHECKING = False
@@ -55,10 +55,22 @@ def conditions(
         pcie_width: Lanes of the narrowest link.
     """
     names = set(gpu_names)
-    algorithm = settings.get("NCCL_ALGO", "")
-    off = settings.get("NCCL_NVLS_ENABLE") == "0" or (bool(algorithm) and "nvls" not in algorithm.lower())
+    off = settings.get("NCCL_NVLS_ENABLE") == "0" or _leaves_nvls_out(settings.get("NCCL_ALGO", ""), collective)
     name = names.pop() if len(names) == 1 else None
     return Conditions(name, ranks, nodes, collective, False if off else None, pcie_gen, pcie_width)
+
+
+def _leaves_nvls_out(algorithms: str, collective: str | None) -> bool:
+    """Say whether NCCL_ALGO forbids NVLS: ``ring,tree``, ``^nvls``, or from 2.24 on ``ring;allreduce:^nvls``, the last that fits."""
+    wanted = ""
+    for part in algorithms.lower().split(";"):
+        function, colon, listed = part.rpartition(":")
+        if not colon or bandwidth.canonical(function) == collective:
+            wanted = listed.strip()
+    if not wanted:
+        return False
+    names = {name.strip() for name in wanted.lstrip("^").split(",")}
+    return "nvls" in names if wanted.startswith("^") else not names & {"nvls", "nvlstree"}
 
 
 def of_peak(

@@ -250,9 +250,13 @@ def test_bands_of_small_messages(known: Conditions, time: float, expected: str |
 
 
 def test_nvls_is_known_to_be_off() -> None:
-    for settings in ({"NCCL_NVLS_ENABLE": "0"}, {"NCCL_ALGO": "Ring"}):
+    algorithms = ("Ring", "^NVLS", "^tree, nvls", "ring,tree", "nvls;allreduce:ring", "AllReduce:^NVLS;allgather:nvls")
+    for settings in ({"NCCL_NVLS_ENABLE": "0"}, *({"NCCL_ALGO": algorithm} for algorithm in algorithms)):
         known = verdict.conditions([H200] * 8, ranks=8, nodes=1, collective="all_reduce", settings=settings)
         assert (known.nvls, known.gpu_name) == (False, H200)
+    for algorithm in ("", "NVLS", "^Tree", "ring,nvls", "NVLSTree", "ring;allreduce:ring,nvls", "allgather:ring", "^ring;broadcast:^nvls"):
+        known = verdict.conditions([H200] * 8, ranks=8, nodes=1, collective="all_reduce", settings={"NCCL_ALGO": algorithm})
+        assert known.nvls is None, algorithm
     mixed = verdict.conditions([H200, A100], ranks=2, nodes=1, collective="all_reduce", settings={"NCCL_ALGO": "NVLS"})
     assert (mixed.nvls, mixed.gpu_name) == (None, None)
 
