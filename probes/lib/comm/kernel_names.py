@@ -31,7 +31,7 @@ ELEMENT_BYTES = {
 _NCCL = re.compile(r"(?:^|[^a-z])(?:nccl|rccl)", re.IGNORECASE)
 _CUSTOM = re.compile(
     r"cross_device_|multimem_(?:all_reduce|all_gather|reduce_scatter|one_shot)|(?<!block)(?<!warp)(?<!block_)(?<!warp_)all_?reduce(?!d)|quick_?reduce"
-    r"|msccl|nvshmem|deep_ep::|userbuffers|all_?gather_?(?:kernel|ll|one_?shot)|reduce_?scatter_?kernel|all_?to_?all_?kernel|moe_?all_?to_?all",
+    r"|msccl|nvshmem|deep_ep::|userbuffers|all_?gather_?(?:kernel|ll|one_?shot)|reduce_?scatter_?kernel|all_?to_?all_?kernel|moe_?all_?to_?all|moeA2A(?:Dispatch|Combine)",
     re.IGNORECASE,
 )
 # Inductor names a kernel by all that went into it: triton_poi_fused_add_all_reduce_0 adds what was reduced before.
@@ -43,7 +43,7 @@ _COLLECTIVES = (
     ("reduce_scatter", re.compile(r"reduce_?scatter", re.IGNORECASE)),
     ("all_reduce", re.compile(r"all_?reduce|cross_device_reduce|quick_?reduce", re.IGNORECASE)),
     ("all_gather", re.compile(r"all_?gather", re.IGNORECASE)),
-    ("all_to_all", re.compile(r"all_?to_?all", re.IGNORECASE)),
+    ("all_to_all", re.compile(r"all_?to_?all|moeA2A", re.IGNORECASE)),
     ("broadcast", re.compile(r"broadcast", re.IGNORECASE)),
     ("send_recv", re.compile(r"send_?recv|^_?i?send$|^_?i?recv|deep_ep", re.IGNORECASE)),
     ("barrier", re.compile(r"barrier", re.IGNORECASE)),

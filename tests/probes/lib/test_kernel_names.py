@@ -23,6 +23,7 @@ from probes.lib.comm.kernel_names import communication, element_bytes
         ("void flashinfer::trtllm_allreduce_fusion::allreduce_fusion_kernel_oneshot_lamport<1>(x)", "custom", "all_reduce"),
         ("multimem_all_reduce_kernel", "custom", "all_reduce"),
         ("void deep_ep::intranode::dispatch<8, 768>(x)", "custom", "send_recv"),
+        ("void tensorrt_llm::kernels::moe_comm::moeA2ADispatchKernel<8, true>(x)", "custom", "all_to_all"),
     ],
 )
 def test_kernels_that_communicate(name: str, family: str, collective: str) -> None:
@@ -35,6 +36,7 @@ def test_kernels_that_communicate(name: str, family: str, collective: str) -> No
         "void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float> >(x)", "void gemm<ncclThing>(x)", "_scatter_gather_elementwise_kernel",
         "void cub::DeviceReduceKernel<x>(y)", "Memcpy HtoD (Pinned -> Device)", "void at::native::index_elementwise_kernel<1>(x)",
         "void flash::flash_fwd_splitkv_combine_kernel<x>(y)", "triton_red_fused_add_0", "", "<<<", "layer_norm_allreduced_stats",
+        "moeA2APrepareDispatchKernel(int*)",
     ],
 )  # fmt: skip
 def test_kernels_that_compute(name: str) -> None:
