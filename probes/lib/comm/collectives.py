@@ -100,7 +100,7 @@ def measure_job(context: Context, job: Job, *, control: bool) -> dict[str, Any]:
     arm = _run_arm(context, job, folder, until - spare, {})
     report = _report(job, arm)
     faults.tell(context, report, arm)
-    if control and job.cuda and faults.asks_for_control(report):
+    if control and job.cuda and faults.asks_for_control(report, arm):
         report["control"] = _control(context, job, folder, until)
     if job.cuda:
         load.judge(context, arm.load)

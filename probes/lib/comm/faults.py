@@ -30,13 +30,52 @@ _ADVICE: dict[str, tuple[Literal["fail", "unknown"], str]] = {
 }
 
 
+_ENVIRONMENT = (
+    (
+        re.compile(r"no kernel image is available", re.I),
+        "not-built-for-gpu",
+        "this torch, or its NCCL, was not built for these GPUs: rdiag env shows which it was built for; install one that names them",
+    ),
+    (
+        re.compile(r"system not yet initialized", re.I),
+        "fabric-not-ready",
+        "NVSwitches are not ready: look at nvidia-fabricmanager, of the driver's very version, and at fabric.state (rdiag gpu)",
+    ),
+    (
+        re.compile(r"driver on your system is too old|driver version is insufficient|forward compatibility was attempted", re.I),
+        "driver-too-old",
+        "the driver is older than this torch needs: a newer driver, or a torch built for an older CUDA (rdiag env)",
+    ),
+    (
+        re.compile(r"uncorrectable ECC", re.I),
+        "gpu-memory-error",
+        "rdiag gpu names the GPU whose memory failed: reset it once nothing runs there",
+    ),
+    (
+        re.compile(r"invalid device ordinal|devices are busy or unavailable", re.I),
+        "gpu-unavailable",
+        "CUDA does not give out all of these GPUs: see MIG and the compute mode in rdiag gpu, and CUDA_VISIBLE_DEVICES in rdiag env",
+    ),
+)
+"""What CUDA says where P2P and links have no part in it -> code, what to do."""
+
+
 _CRASHES = ("SIGSEGV", "SIGBUS", "SIGABRT", "SIGFPE", "SIGILL", "SIGTRAP")
 _CRASHED = "it crashed: run it again with --keep and read rank-N.log in the run's folder; versions: rdiag env"
 
 
+def environment_fault(text: str) -> tuple[str, str] | None:
+    """Return (code, what to do) where a text tells of a fault that no link and no collective can cause."""
+    return next(((code, action) for pattern, code, action in _ENVIRONMENT if pattern.search(text)), None)
+
+
 def is_port_taken(trouble: Trouble) -> bool:
     """Whether ranks could not meet because somebody else has the port."""
-    return trouble.phase == "meet" and _PORT_TAKEN.search(" ".join((trouble.text, *trouble.evidence))) is not None
+    return trouble.phase == "meet" and _PORT_TAKEN.search(_words(trouble)) is not None
+
+
+def _words(trouble: Trouble) -> str:
+    return " ".join((trouble.text, *trouble.evidence))
 
 
 def failure(arm: Arm) -> dict[str, Any] | None:
@@ -97,7 +136,7 @@ def _many(number: int, what: str) -> str:
 def _tell_trouble(context: Context, backend: str, trouble: Trouble, size: int | None, rows: int) -> None:
     level, action = _ADVICE[trouble.kind]
     code = "rank-" + trouble.kind if trouble.kind in ("killed", "exited", "frozen") else trouble.kind
-    text = " ".join((trouble.text, *trouble.evidence))
+    text = _words(trouble)
     if trouble.kind == "hang":
         code = "collective-hang"
         if backend == "gloo":
@@ -106,6 +145,10 @@ def _tell_trouble(context: Context, backend: str, trouble: Trouble, size: int | 
         code = "collective-failed"
         if _NO_MEMORY.search(text):
             level, code, action = "unknown", "out-of-memory", "somebody uses the memory: rdiag gpu names who"
+            if backend == "gloo":
+                action = "measure smaller sizes (--sizes) or fewer ranks, or free memory of this host"
+        elif (known := environment_fault(text)) is not None:
+            code, action = known
         elif backend == "gloo" and _NOT_MADE_FOR.search(text):
             level, code, action = "unknown", "not-supported", "choose another --dtype or --collective: this gloo has not got it"
         elif trouble.phase == "import":
@@ -124,12 +167,14 @@ def _tell_trouble(context: Context, backend: str, trouble: Trouble, size: int | 
     )
 
 
-def asks_for_control(report: Mapping[str, Any]) -> bool:
+def asks_for_control(report: Mapping[str, Any], arm: Arm) -> bool:
     """Whether the failure is one that P2P can cause."""
     if report["correctness"] == "wrong":
         return True
     failed = report["failure"]
     if failed is None or report["ranks"] == 1 or _NO_MEMORY.search(failed["text"]):
+        return False
+    if arm.trouble is not None and environment_fault(_words(arm.trouble)):
         return False
     if failed["kind"] == "killed":
         return "SIGKILL" not in failed["text"] and "SIGTERM" not in failed["text"]

@@ -185,10 +185,28 @@ def test_the_control_run(bench: Bench, play: dict[str, Any], outcome: str) -> No
         {"do": "stop", "rank": 1, "phase": "check"},
         {"do": "kill", "rank": 1, "phase": "check"},
         {"do": "error", "phase": "prepare", "text": "CUDA error: out of memory"},
+        {"do": "error", "phase": "meet", "text": "CUDA error: no kernel image is available for execution on the device"},
     ],
 )
 def test_what_p2p_cannot_cause_has_no_control_run(bench: Bench, play: dict[str, Any]) -> None:
     assert bench.run(play).control is None
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "words"),
+    [
+        ("CUDA error: no kernel image is available for execution on the device", "not-built-for-gpu", "rdiag env"),
+        ("Unexpected error from cudaGetDeviceCount(). Error 802: system not yet initialized", "fabric-not-ready", "fabricmanager"),
+        ("The NVIDIA driver on your system is too old (found version 12020).", "driver-too-old", "a newer driver"),
+        ("CUDA error: uncorrectable ECC error encountered", "gpu-memory-error", "rdiag gpu"),
+        ("CUDA error: invalid device ordinal", "gpu-unavailable", "MIG"),
+    ],
+)
+def test_what_cuda_says_of_the_environment_is_named(bench: Bench, text: str, code: str, words: str) -> None:
+    bench.run({"do": "error", "phase": "meet", "text": text})
+    assert bench.codes == {code: "fail"}
+    (found,) = bench.context.findings
+    assert words in str(found.action)
 
 
 def test_many_calls_are_no_hang(bench: Bench) -> None:
@@ -229,6 +247,7 @@ def test_on_the_cpu_sizes_are_bounded_by_what_a_container_may_use(bench: Bench, 
     monkeypatch.setattr("probes.lib.comm.memory.available", lambda: 100)
     bench.run({"free": None}, backend="gloo")
     assert bench.codes["out-of-memory"] == "unknown"
+    assert "--sizes" in str(bench.context.findings[-1].action)
 
 
 def test_no_memory_is_unknown_and_not_a_fault(bench: Bench) -> None:
