@@ -391,6 +391,8 @@ def _whole(measured: Measurement) -> bool:
 
 
 def _judge(server: Server, params: Params, context: Context) -> None:
+    from probes.lib.serving.advice import for_unknown_server, for_unread_metrics
+
     trouble = tuple("%s: %s" % (each.path, each.outcome) for each in server.endpoints if each.outcome != "ok")
     if not server.reached:
         context.finding(
@@ -399,18 +401,18 @@ def _judge(server: Server, params: Params, context: Context) -> None:
         )  # fmt: skip
         return
     if server.kind == "unknown":
-        refused = any(each.outcome in {"HTTP status 401", "HTTP status 403"} for each in server.endpoints)
-        key, port = "give the server's key with --api-key-file", "see whether SGLang or vLLM listens at this port, and at no path below it"
+        action = for_unknown_server([each.outcome for each in server.endpoints], keyed=params.api_key_file is not None)
         context.finding(
             "unknown", "server-unknown", "it is no SGLang and no vLLM that can be recognised", subject=server.url, evidence=trouble[:6],
-            action="%s; or start it with metrics (SGLang: --enable-metrics)" % (key if refused else port),
+            action=action,
         )  # fmt: skip
         return
     name = "%s%s" % ({"sglang": "SGLang", "vllm": "vLLM"}[server.kind], " " + server.version if server.version else "")
     context.finding("ok", "server", "%s serves %s" % (name, server.model or "a model that it does not name"), subject=server.url)
-    if any(each.path == "/metrics" and each.outcome != "ok" for each in server.endpoints):
-        advice = "start it with --enable-metrics" if server.kind == "sglang" else "look at its port and key"
-        context.finding("unknown", "metrics-off", "its metrics cannot be read", subject=server.url, evidence=trouble[:6], action=advice)
+    for each in server.endpoints:
+        if each.path == "/metrics" and each.outcome != "ok":
+            advice = for_unread_metrics(server.kind, each.outcome)
+            context.finding("unknown", "metrics-off", "its metrics cannot be read", subject=server.url, evidence=trouble[:6], action=advice)
     _judge_drafting(server, params, context)
     if server.kv_usage is not None and server.kv_usage >= KV_FULL and server.waiting:
         context.finding(

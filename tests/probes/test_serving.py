@@ -5,18 +5,25 @@ import itertools
 import json
 import random
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import datetime, timedelta, timezone
 from http.server import BaseHTTPRequestHandler
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 
 from probes import serving
 from probes.lib.serving import servers
+from probes.lib.serving.advice import for_unknown_server, for_unread_metrics
 from probes.lib.serving.http import MAX_BODY, Url
 from probes.lib.serving.metrics import Metrics
 from remote_diag.findings import Finding, status
@@ -437,6 +444,62 @@ def test_nobody_listens(tmp_path: Path) -> None:
     assert result.servers[0].reached is False
     assert found["server-unreachable"].level == "unknown"
     assert len(result.servers[0].endpoints) == 1
+
+
+def test_a_certificate_that_is_not_trusted_is_no_silence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    certificate, key = certified(tmp_path)
+    with stand_in.serving(stand_in.sglang()) as up:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(certificate, key)
+        up.wrap(context)
+        secure = up.url.replace("http:", "https:")
+        result, found = ask(tmp_path, secure, request_s=3)
+        assert (result.servers[0].reached, result.servers[0].kind) == (True, "unknown")
+        assert "SSL_CERT_FILE" in str(found["server-unknown"].action)
+        monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+        result, found = ask(tmp_path, secure, request_s=3)
+        assert (result.servers[0].kind, "server-unknown" in found) == ("sglang", False)
+
+
+def certified(folder: Path) -> tuple[Path, Path]:
+    """Return the files of a certificate for 127.0.0.1 that nobody else has signed, and of its key."""
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "127.0.0.1")])
+    key, now = ec.generate_private_key(ec.SECP256R1()), datetime.now(timezone.utc)
+    made = (
+        x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(key.public_key()).serial_number(1)
+        .not_valid_before(now - timedelta(hours=1)).not_valid_after(now + timedelta(hours=1))
+        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))]), critical=False)
+        .sign(key, hashes.SHA256())
+    )  # fmt: skip
+    pem, plain = serialization.Encoding.PEM, serialization.NoEncryption()
+    (folder / "certificate.pem").write_bytes(made.public_bytes(pem))
+    (folder / "key.pem").write_bytes(key.private_bytes(pem, serialization.PrivateFormat.PKCS8, plain))
+    return folder / "certificate.pem", folder / "key.pem"
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "keyed", "words"),
+    [
+        (["[SSL: WRONG_VERSION_NUMBER] wrong version number"], False, "write http://"),
+        (["HTTP status 401"] * 2, False, "give the server's key"),
+        (["HTTP status 404", "HTTP status 403"], True, "not the server's"),
+        (["no whole answer within 10 s"] * 5, False, "--request-timeout"),
+        (["Connection reset by peer", "Remote end closed connection without response"], False, "https://"),
+        (["ok", "HTTP status 404"], False, "listens at this port"),
+        (["no whole answer within 10 s", "HTTP status 404"], False, "listens at this port"),
+    ],
+)
+def test_advice_follows_what_came_of_the_questions(outcomes: list[str], *, keyed: bool, words: str) -> None:
+    assert words in for_unknown_server(outcomes, keyed=keyed)
+
+
+@pytest.mark.parametrize(
+    ("kind", "outcome", "words"),
+    [("sglang", "HTTP status 404", "--enable-metrics"), ("vllm", "HTTP status 404", "port"), ("sglang", "HTTP status 401", "key"),
+     ("sglang", "no whole answer within 3 s", "--request-timeout"), ("vllm", "no whole answer within 3 s", "--request-timeout")],
+)  # fmt: skip
+def test_advice_on_metrics_that_cannot_be_read(kind: str, outcome: str, words: str) -> None:
+    assert words in for_unread_metrics(kind, outcome)
 
 
 def test_another_program_is_not_taken_for_a_server(tmp_path: Path) -> None:

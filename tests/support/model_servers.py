@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -57,6 +58,10 @@ class ModelServer:
         if callable(answer):
             return answer(handler)
         return reply(handler, *(answer if isinstance(answer, tuple) else (200, answer)))
+
+    def wrap(self, context: ssl.SSLContext) -> None:
+        """Speak TLS from now on."""
+        self._http.socket = context.wrap_socket(self._http.socket, server_side=True)
 
     def close(self) -> None:
         self._http.shutdown()

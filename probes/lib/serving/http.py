@@ -137,7 +137,8 @@ class Client:
         except (OSError, http.client.HTTPException, ValueError) as error:
             if expired.is_set() or isinstance(error, socket.timeout):
                 raise NoAnswer("%s: no whole answer within %.0f s" % (path, seconds), reached=reached) from None
-            raise NoAnswer("%s: %s" % (path, _cause(error)), reached=reached) from None
+            # Somebody listens there, who speaks no TLS or is not trusted.
+            raise NoAnswer("%s: %s" % (path, _cause(error)), reached=reached or isinstance(error, ssl.SSLError)) from None
         finally:
             watch.cancel()
             connection.close()
