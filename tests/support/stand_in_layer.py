@@ -1,7 +1,7 @@
 """GPUs for the copying process of p2p that are bytearrays, and misbehave as the variable ``PLAY`` says.
 
 ``PLAY`` is a JSON object: ``gpus`` (how many), ``do`` (corrupt, swallow, hang, crash, stop, error) and ``pair`` where;
-``refused`` pairs, ``slow`` (pairs and their GB/s); the host is -1.
+``text`` of an error, ``refused`` pairs, ``slow`` (pairs and their GB/s); the host is -1.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Layer:
         elif do == "stop":
             os.kill(os.getpid(), signal.SIGSTOP)
         elif do == "error":
-            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+            raise RuntimeError(PLAY.get("text", "CUDA error: an illegal memory access was encountered"))
         if do != "swallow":
             target.contents[:] = source.contents
         if do == "corrupt":

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from time import monotonic
 
 from ..gpu.busid import normalise
-from . import bandwidth, faults, load, memory, plan, tables, workers
+from . import bandwidth, devices, faults, load, memory, plan, tables, workers
 from .judge import Judge
 
 TYPE_CHECKING = False
@@ -131,14 +131,14 @@ def _ranks(context: Context, backend: str, wanted: int | None) -> int:
             context.require("torch")
         return wanted or 2
     torch = context.require("torch")
-    count = torch.cuda.device_count()
+    count, why = devices.count(torch)
     if not count:
-        context.unfit("torch sees no GPU", "the same on the CPU: rdiag nccl --backend gloo")
+        context.unfit("torch sees no GPU" + (why and ": " + why), "the same on the CPU: rdiag nccl --backend gloo")
     if not torch.distributed.is_nccl_available():
         context.unfit("this torch was built without NCCL")
     if wanted is not None and wanted > count:
         context.unfit("%d ranks were asked for, and torch sees %d GPUs: NCCL wants one a rank" % (wanted, count))
-    return wanted or int(count)
+    return wanted or count
 
 
 # -- one group of ranks

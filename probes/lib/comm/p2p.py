@@ -12,7 +12,7 @@ from time import monotonic
 
 from ..gpu.busid import normalise
 from ..gpu.thresholds import Thresholds
-from . import load, plan, workers
+from . import faults, load, plan, workers
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -154,6 +154,10 @@ class _Run:
         except workers.Trouble as trouble:
             found = self._group.workers[0].found or {}
             self._close()
+            code, hint = faults.environment_fault(" ".join((trouble.text, *trouble.evidence))) or ("", None)
+            if code == "not-built-for-gpu":
+                # No copy can be checked then, and each would cost the start of another process.
+                self._context.unfit("torch cannot compute on these GPUs: %s" % trouble.text[:600], hint)
             wrong = found.get("wrong_bytes")
             outcome = "wrong" if wrong else {"killed": "crashed", "exited": "crashed", "hang": "hang", "frozen": "hang"}.get(
                 trouble.kind, "error"

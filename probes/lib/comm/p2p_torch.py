@@ -21,13 +21,17 @@ class Layer:
 
         self._torch = torch
         self.version = str(torch.__version__)
+        self._used: set[int] = set()
 
     def devices(self) -> list[dict[str, Any]]:
         """Return name, bus_id and uuid of each GPU, by index."""
-        from probes.lib.comm.devices import describe
+        from probes.lib.comm.devices import count, describe
 
         cuda = self._torch.cuda
-        return [describe(cuda.get_device_properties(index)) for index in range(cuda.device_count())]
+        # Where CUDA cannot be used, this says why.
+        cuda.init()
+        number, _ = count(self._torch)
+        return [describe(cuda.get_device_properties(index), index) for index in range(number)]
 
     def can_access(self, source: int, target: int) -> bool | None:
         """Return what the driver grants; None where there is nothing to grant."""
@@ -63,10 +67,9 @@ class Layer:
         target.copy_(source, non_blocking=True)
 
     def settle(self) -> None:
-        """Wait until all copies are done."""
-        for index in range(self._torch.cuda.device_count()):
-            if self._torch.cuda.is_initialized():
-                self._torch.cuda.synchronize(index)
+        """Wait until all copies are done; GPUs that no copy uses are left alone."""
+        for index in sorted(self._used):
+            self._torch.cuda.synchronize(index)
 
     def seconds(self, copies: Sequence[tuple[Any, Any]], calls: int) -> float:
         """Return how long one round of all ``copies`` (target, source) takes; several go at the same time."""
@@ -102,6 +105,7 @@ class Layer:
         torch = self._torch
         if where == HOST:
             return torch.empty(size, dtype=torch.uint8, pin_memory=True)
+        self._used.add(where)
         return torch.empty(size, dtype=torch.uint8, device=torch.device("cuda", where))
 
     def _tile(self, buffer: Any, seed: int) -> Any:

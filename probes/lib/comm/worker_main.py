@@ -122,7 +122,7 @@ class Rank:
         if self._cuda:
             from probes.lib.comm.devices import describe
 
-            told.update(describe(torch.cuda.get_device_properties(self._device)))
+            told.update(describe(torch.cuda.get_device_properties(self._device), self._spec["rank"]))
             told["free"] = int(torch.cuda.mem_get_info(self._device)[0])
             version = torch.cuda.nccl.version()
             told["library"] = ".".join(map(str, version)) if isinstance(version, tuple) else str(version)

@@ -93,6 +93,14 @@ def test_a_pair_that_takes_its_process_along(bench: Bench, do: str, outcome: str
     assert "in phase check" in result.pairs[1].text
 
 
+def test_a_torch_that_was_not_built_for_these_gpus_copies_nothing(bench: Bench) -> None:
+    text = "CUDA error: no kernel image is available for execution on the device"
+    with pytest.raises(Leave, match="no kernel image") as left:
+        bench.run({"gpus": 3, "do": "error", "text": text, "pair": [0, 1]})
+    assert "rdiag env" in str(left.value.hint)
+    assert processes.gone(p2p.PROGRAM, str(bench.folder)) == []
+
+
 def test_the_deadline_leaves_the_rest_out(bench: Bench) -> None:
     bench.context = RecordingContext(bench.folder, seconds=p2p._RESERVE + 1.5)
     result = bench.run({"gpus": 3, "do": "hang", "pair": [0, 2]}, pair_timeout_s=60.0)
