@@ -317,6 +317,17 @@ def test_a_setting_of_the_ranks_that_slows_is_named(bench: Bench, monkeypatch: p
     assert "NCCL_P2P_DISABLE=1 is set" in (found.action or "")
 
 
+@pytest.mark.parametrize(("p50", "burst", "level"), [(52.0, 24.0, "ok"), (24.0, 52.0, "ok"), (52.0, 36.0, "unknown"), (52.0, 48.0, "degraded")])
+def test_the_cost_of_launching_is_no_wrong_path(tmp_path: Path, *, p50: float, burst: float, level: str) -> None:
+    context = RecordingContext(tmp_path)
+    row = {"size_bytes": 32 << 10, "busbw_gbs": 1.0, "time_us": burst, "spread_pct": None, "latency": {"p50_us": p50}}
+    names = [{"name": "NVIDIA RTX PRO 6000 Blackwell Server Edition"}] * 8
+    report = {"ranks": 8, "load": [], "devices": names, "collective": "all_reduce", "settings": {}, "rows": [row], "failure": None}
+    Judge({}).judge(context, report)
+    (found,) = [finding for finding in context.findings if finding.code == "small-latency"]
+    assert (found.level, found.value) == (level, min(p50, burst))
+
+
 def test_a_peak_without_a_figure_is_unknown(bench: Bench) -> None:
     assert bench.run().expectation is None
     assert bench.codes["no-expectation"] == "unknown"
