@@ -230,7 +230,7 @@ class Failure:
     rank: int | None
     """Which rank; null when it is not one rank's."""
     phase: str
-    """start, import, meet, prepare, check, warm-up, latency, burst."""
+    """start, import, devices, meet, prepare, check, warm-up, latency, burst."""
     size_bytes: int | None
     """Size at which it happened; null before the first."""
     text: str

@@ -67,6 +67,8 @@ def phase(name: str, size: int | None = None) -> None:
 
 def main() -> None:
     phase("import")
+    if SPEC["backend"] == "nccl":
+        phase("devices")
     phase("meet")
     say(ready=True, name=PLAY.get("name", "Stand-in"), bus_id=f"0000:{SPEC['rank']:02x}:00.0", uuid=None, free=PLAY.get("free", 1 << 30), torch="2.9", library="2.27.7")
     size = 0

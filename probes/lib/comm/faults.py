@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from .workers import BEGINNING
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Literal, Mapping
@@ -141,6 +143,11 @@ def _tell_trouble(context: Context, backend: str, trouble: Trouble, size: int | 
         code = "collective-hang"
         if backend == "gloo":
             action = "raise --step-timeout if a size may take that long here; else look at what loads this host's CPUs (rdiag check)"
+        if trouble.phase in BEGINNING:
+            # No collective was called yet.
+            action = "no collective has begun: look at rdiag check for a slow disk or busy CPUs"
+            if backend != "gloo":
+                action += ", at rdiag gpu for a driver that hangs and for persistence mode"
     elif trouble.kind == "error":
         code = "collective-failed"
         if _NO_MEMORY.search(text):
@@ -178,7 +185,7 @@ def asks_for_control(report: Mapping[str, Any], arm: Arm) -> bool:
         return False
     if failed["kind"] == "killed":
         return "SIGKILL" not in failed["text"] and "SIGTERM" not in failed["text"]
-    return failed["kind"] in ("hang", "error", "exited") and failed["phase"] not in ("start", "import")
+    return failed["kind"] in ("hang", "error", "exited") and failed["phase"] not in BEGINNING
 
 
 def tell_control(context: Context, arm: Arm, settings: Mapping[str, str]) -> dict[str, Any]:

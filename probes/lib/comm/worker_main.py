@@ -91,9 +91,9 @@ class Rank:
 
         self._torch, self._dist = torch, dist
         self._cuda = spec["backend"] == "nccl"
-        self.phase("meet")
         more: dict[str, Any] = {}
         if self._cuda:
+            self.phase("devices")
             torch.cuda.set_device(spec["rank"])
             self._device = torch.device("cuda", spec["rank"])
             if _accepts(dist.init_process_group, "device_id"):
@@ -101,6 +101,7 @@ class Rank:
         else:
             torch.set_num_threads(1)
             self._device = torch.device("cpu")
+        self.phase("meet")
         from datetime import timedelta
 
         dist.init_process_group(

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 PROGRAM = os.path.join(os.path.dirname(os.path.abspath(__file__)), "worker_main.py")
 SILENT = 10.0
 """Seconds without a sign of life after which a rank counts as frozen; it shows one every half second."""
+BEGINNING = ("start", "import", "devices")
+"""Phases in which threads that would show signs of life may have to wait: while modules are loaded, and while CUDA begins,
+which without persistence mode takes seconds for each GPU of the host."""
 _STOPPED_FOR = 1.0
 """Seconds for which a rank must be seen stopped."""
 _AFTERMATH = 1.0
@@ -258,8 +261,7 @@ class Group:
             worker.stopped_since = now
         elif now - worker.stopped_since >= _STOPPED_FOR:
             return True
-        # While modules are loaded, threads that would show signs of life may have to wait.
-        return worker.phase not in ("start", "import") and now - worker.heard > SILENT
+        return worker.phase not in BEGINNING and now - worker.heard > SILENT
 
     def _wait_for_the_cause(self) -> None:
         until = monotonic() + _AFTERMATH

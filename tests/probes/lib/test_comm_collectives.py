@@ -123,6 +123,16 @@ def test_a_silent_rank_is_frozen(bench: Bench, monkeypatch: pytest.MonkeyPatch) 
     assert (result.failure.kind, result.failure.rank) == ("frozen", 2)
 
 
+@pytest.mark.parametrize("phase", ["import", "devices"])
+def test_a_rank_that_begins_slowly_is_not_frozen(bench: Bench, monkeypatch: pytest.MonkeyPatch, phase: str) -> None:
+    monkeypatch.setattr(workers, "SILENT", 0.5)
+    result = bench.run({"do": "silent", "rank": 2, "phase": phase}, start_timeout_s=2.5)
+    assert result.failure is not None
+    assert (result.failure.kind, result.failure.rank, result.failure.phase) == ("hang", 2, phase)
+    assert result.control is None
+    assert "persistence mode" in str(bench.context.findings[0].action)
+
+
 def test_all_ranks_hang_in_the_same_call(bench: Bench) -> None:
     result = bench.run({"do": "hang", "phase": "check", "size": 8}, control=False, step_timeout_s=1.0)
     assert result.failure is not None
@@ -132,7 +142,7 @@ def test_all_ranks_hang_in_the_same_call(bench: Bench) -> None:
     assert result.correctness == "not_checked"
 
 
-@pytest.mark.parametrize("phase", ["import", "meet"])
+@pytest.mark.parametrize("phase", ["import", "devices", "meet"])
 def test_ranks_that_never_meet(bench: Bench, phase: str) -> None:
     result = bench.run({"do": "hang", "rank": 1, "phase": phase}, control=False, start_timeout_s=1.5)
     assert result.failure is not None

@@ -70,6 +70,20 @@ def test_a_graph_of_several_calls_is_divided(rank: Any) -> None:
     assert Graph.captured == worker_main._GRAPH_CALLS
 
 
+def test_cuda_begins_before_ranks_meet(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[Any] = []
+    rank: Any = worker_main.Rank({"rank": 1, "backend": "nccl"}, SimpleNamespace(say=lambda **what: said.append(what.get("phase"))))  # type: ignore[arg-type]
+
+    def begin(index: int) -> None:
+        assert (index, said[-1]) == (1, "devices")
+        raise RuntimeError("as far as this goes")
+
+    monkeypatch.setattr(torch.cuda, "set_device", begin)
+    with pytest.raises(RuntimeError, match="as far"):
+        rank.meet()
+    assert said == ["import", "devices"]
+
+
 def test_gpus_are_named_as_the_kernel_names_them() -> None:
     new = SimpleNamespace(name="G", uuid="6f00", pci_bus_id=0x1B, pci_device_id=0, pci_domain_id=1)
     assert describe(new) == {"name": "G", "bus_id": "0001:1b:00.0", "uuid": "GPU-6f00"}
