@@ -87,7 +87,8 @@ class Conversation:
     def needs_library(self) -> bool:
         """Whether anything of the shared probe code may be imported on the host: by the probe, or to guard the GPUs.
 
-        A probe imports it as ``probes.lib``. That word somewhere else, in a text or a comment, costs a check too many.
+        A probe imports it as ``probes.lib``. That word somewhere else, in a text or a comment, costs a check too many;
+        a probe that puts the name together from pieces is not noticed, and runs on files that nobody checked.
         """
         return b"probes" in self.probe.source or any(effect in ACTIVE_EFFECTS for effect in self.probe.effects)
 

@@ -82,6 +82,8 @@ def test_it_is_the_wheel_that_runs(installed: Path, env: dict[str, str], tmp_pat
     assert Path(done.stdout.strip()).is_relative_to(installed), done.stderr
     done = call("rdiag", "--version", cwd=tmp_path, env=env)
     assert done.stdout.strip().endswith(__version__), done.stderr
+    module = call(installed / "bin" / "python", "-m", "remote_diag", "--version", cwd=tmp_path, env=env)
+    assert (module.returncode, module.stdout) == (0, done.stdout), module.stderr
 
 
 def test_probes_are_found_and_run(env: dict[str, str], installed: Path, tmp_path: Path) -> None:
