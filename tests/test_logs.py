@@ -291,13 +291,13 @@ def test_a_copy_of_a_huge_log_goes_on_where_it_is(
 
 
 def test_what_was_copied_of_a_job_that_is_gone_is_named(zsh_server: TestSshd, followers: Followers) -> None:
-    for name in ("gone.v1.log", "gone.v2.err.log", "gone.v2.rank11.log", "gone2.v1.log", "gone.txt"):
+    for name in ("cleaned.v1.log", "cleaned.v2.err.log", "cleaned.v2.rank11.log", "cleaned2.v1.log", "cleaned.txt"):
         followers.directory.mkdir(exist_ok=True)
         (followers.directory / name).write_text("text")
     with pytest.raises(StateUnknown) as caught:
-        followers.start(zsh_server.host(), "gone").done()
+        followers.start(zsh_server.host(), "cleaned").done()
     copies = (caught.value.hint or "").splitlines()[-1].partition(": ")[2]
-    assert [Path(one).name for one in copies.split(", ")] == ["gone.v1.log", "gone.v2.err.log", "gone.v2.rank11.log"]
+    assert [Path(one).name for one in copies.split(", ")] == ["cleaned.v1.log", "cleaned.v2.err.log", "cleaned.v2.rank11.log"]
 
 
 def test_a_job_that_is_not_there_and_a_log_that_is_not(

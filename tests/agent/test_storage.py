@@ -120,11 +120,11 @@ def test_a_blob_is_never_seen_half_written(tmp_path: Path, monkeypatch: pytest.M
 
 @pytest.fixture
 def tiny_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 2 MiB."""
+    """A file system of 4 MiB: twice what the agent takes."""
     place = tmp_path / "tiny"
     place.mkdir()
     mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=2m,mode=0700", "rdiag-test", str(place)], capture_output=True
+        ["mount", "-t", "tmpfs", "-o", "size=4m,mode=0700", "rdiag-test", str(place)], capture_output=True
     )
     if mounted.returncode != 0:
         pytest.skip(f"a full disk needs the right to mount a small one: {mounted.stderr.decode().strip()}")

@@ -112,8 +112,11 @@ class _Run:
         }
 
     def _cannot_start(self, trouble: workers.Trouble) -> None:
-        hint = None if not trouble.evidence else trouble.evidence[-1][:300]
-        self._context.unfit("GPUs cannot be used: %s" % trouble.text[:600], hint)
+        last = "" if not trouble.evidence else trouble.evidence[-1][:300]
+        why = trouble.text[:600] if not last or last in trouble.text else "%s (%s)" % (trouble.text[:600], last)
+        self._context.unfit(
+            "torch sees no GPU that it can use: %s" % why, "rdiag env says which CUDA torch is built for, which the driver has, and what is hidden"
+        )
 
     def _start(self) -> workers.Trouble | None:
         """Begin a new process; return what kept it from starting."""
