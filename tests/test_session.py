@@ -185,18 +185,23 @@ def test_a_damaged_installation_is_mended(place: Place, echo: Probe[Any, Any]) -
 
 
 @lasting
-@pytest.mark.parametrize("name", ["enter", "python", "agent/__main__.py", "agent/digest.py", "agent/supervisor.py"])
-def test_an_installation_that_lost_a_file_is_mended(place: Place, echo: Probe[Any, Any], name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [("enter", "gone"), ("enter", "zeros"), ("python", "cut"), ("agent/__main__.py", "zeros"), ("agent/supervisor.py", "gone")],
+)
+def test_an_installation_that_lost_a_file_is_mended(place: Place, echo: Probe[Any, Any], name: str, damage: str) -> None:
     with Session(place.host) as session:
         session.run(echo)
-        installed = place.home / ".cache/rdiag" / session.bundle.digest
-    kept = (installed / name).read_bytes()
-    # The last one is what a loss of power leaves of a file whose contents had not reached the disk.
-    for damaged in (None, kept[: len(kept) // 2], bytes(len(kept))):
-        (installed / name).unlink() if damaged is None else (installed / name).write_bytes(damaged)
-        with Session(place.host) as session:
-            assert session.run(echo, {"text": "x"}).result.text == "x"
-        assert (installed / name).read_bytes() == kept
+        damaged = place.home / ".cache/rdiag" / session.bundle.digest / name
+    kept = damaged.read_bytes()
+    if damage == "gone":
+        damaged.unlink()
+    else:
+        # Zeros are what a loss of power leaves of a file whose contents had not reached the disk.
+        damaged.write_bytes(bytes(len(kept)) if damage == "zeros" else kept[: len(kept) // 2])
+    with Session(place.host) as session:
+        assert session.run(echo, {"text": "x"}).result.text == "x"
+    assert damaged.read_bytes() == kept
 
 
 @pytest.mark.parametrize("damaged", ["enter", "agent/digest.py", "agent/runner.py", "probes/lib/eagle.py"])
