@@ -71,6 +71,7 @@ UNRELATED = 0.1
 
 def _decide(params: Params, meter: Meter) -> Answer:
     from probes.lib.drafter import open_drafter
+    from probes.lib.files import listed
     from probes.lib.hypothesis import needs
 
     with open_drafter(params.drafter_after, meter) as after:
@@ -80,10 +81,11 @@ def _decide(params: Params, meter: Meter) -> Answer:
         untrained = _untrained(after)
         if not untrained:
             return needs("drafter_before")
-        return _held(params, "all norms of the layers are exactly 1, as before training: %s" % _names(untrained))
+        return _held(params, "all norms of the layers are exactly 1, as before training: %s" % listed(untrained))
 
 
 def _compare(params: Params, before: Drafter, after: Drafter) -> Answer:
+    from probes.lib.files import listed
     from probes.lib.hypothesis import refuted, undecided
 
     roles = [role for role in sorted(before.roles) if role == "fc" or role.startswith("layers.")]
@@ -91,7 +93,7 @@ def _compare(params: Params, before: Drafter, after: Drafter) -> Answer:
     common = [role for role in matrices if after.has(role)]
     if not common:
         return undecided("the two drafters have no matrix of a layer in common; theirs are called %s and %s" % (
-            _names(before.layer_keys) or "nothing", _names(after.layer_keys) or "nothing"))  # fmt: skip
+            listed(before.layer_keys) or "nothing", listed(after.layer_keys) or "nothing"))  # fmt: skip
     likeness = {role: _likeness(before, after, role) for role in common}
     fact = "cosine of {} matrices of fc and the layers with those before: {:.3f} to {:.3f}".format(
         len(common), min(likeness.values()), max(likeness.values())
@@ -102,12 +104,12 @@ def _compare(params: Params, before: Drafter, after: Drafter) -> Answer:
         return _held(
             params,
             fact,
-            "%d of %d have nothing to do with those before: %s" % (len(other), len(common), _names(other)),
-            *(["norms that are exactly 1, as before training: %s" % _names(untrained)] if untrained else []),
+            "%d of %d have nothing to do with those before: %s" % (len(other), len(common), listed(other)),
+            *(["norms that are exactly 1, as before training: %s" % listed(untrained)] if untrained else []),
         )
     far = [role for role in common if likeness[role] < KEPT]
     if far:
-        return undecided(fact, "neither the same nor unlike: %s" % _names(far))
+        return undecided(fact, "neither the same nor unlike: %s" % listed(far))
     return refuted(fact)
 
 
@@ -144,8 +146,3 @@ def _untrained(drafter: Drafter) -> list[str]:
         if role.startswith("layers.") and "norm" in role and len(getattr(drafter.entry(role), "shape", ())) == 1
     ]  # fmt: skip
     return norms if norms and all(bool((drafter.read(role) == 1).all()) for role in norms) else []
-
-
-def _names(names: list[str]) -> str:
-    more = ", and %d more" % (len(names) - 4) if len(names) > 4 else ""
-    return ", ".join(names[:4]) + more

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .files import Damaged, Unreadable, quoted, shown
+from .files import Damaged, Unreadable, listed, shown
 from .floats import STORED, are_finite, widen
 from .head_match import row_keys
 
@@ -161,7 +161,7 @@ def check_layers(report: Report, drafter: Drafter, hidden: int | None) -> None:
         part.fail(
             "layers-missing",
             "The checkpoint has no decoder layer: servers would run one of random numbers",
-            evidence=("tensors of unknown names: %s" % _names(drafter.unknown),) if drafter.unknown else (),
+            evidence=("tensors of unknown names: %s" % listed(drafter.unknown),) if drafter.unknown else (),
             action="give the drafter's whole checkpoint; layers are named midlayer, layers.0 or model.layers.0",
         )
         return
@@ -178,7 +178,7 @@ def check_layers(report: Report, drafter: Drafter, hidden: int | None) -> None:
     if missing:
         part.fail(
             "tensors-missing",
-            "Tensors of the drafter are missing: %s" % _names(missing),
+            "Tensors of the drafter are missing: %s" % listed(missing),
             value=len(missing), unit="tensors", threshold=0, threshold_source="servers leave what is missing at random numbers",
             action="export the checkpoint again, and compare the names with those that the server expects",
         )  # fmt: skip
@@ -186,14 +186,14 @@ def check_layers(report: Report, drafter: Drafter, hidden: int | None) -> None:
     if drafter.unknown:
         part.degraded(
             "tensors-unknown",
-            "Tensors that no server knows, which are skipped without a word: %s" % _names(drafter.unknown),
+            "Tensors that no server knows, which are skipped without a word: %s" % listed(drafter.unknown),
             value=len(drafter.unknown), unit="tensors", threshold=0,
             action="rename them as the server expects, or leave them out",
         )  # fmt: skip
     if drafter.repeated:
         part.degraded(
             "tensors-twice",
-            "The same tensor under several names: %s" % _names([name for names in drafter.repeated.values() for name in names]),
+            "The same tensor under several names: %s" % listed([name for names in drafter.repeated.values() for name in names]),
             value=len(drafter.repeated), unit="tensors", threshold=0,
             action="keep one of each: which one a server takes depends on their order",
         )  # fmt: skip
@@ -223,14 +223,14 @@ def check_body(report: Report, drafter: Drafter) -> None:
     if broken:
         report.fail(
             "layer-not-finite",
-            "Weights of the decoder layer hold NaN or infinities: %s" % _names(broken),
+            "Weights of the decoder layer hold NaN or infinities: %s" % listed(broken),
             value=len(broken), unit="tensors", threshold=0, threshold_source="one such number makes every state NaN",
             action="take an earlier checkpoint",
         )  # fmt: skip
     if empty:
         report.fail(
             "layer-zero",
-            "Weights of the decoder layer were never loaded or trained, they are all zero: %s" % _names(empty),
+            "Weights of the decoder layer were never loaded or trained, they are all zero: %s" % listed(empty),
             value=len(empty), unit="tensors", threshold=0, threshold_source="no trainer leaves a whole matrix at zero",
             action="export the checkpoint again, and compare these tensors with the trainer's own",
         )  # fmt: skip
@@ -334,12 +334,12 @@ def check_norms(report: Report, drafter: Drafter) -> None:
             untrained.append(role)
     if broken:
         report.fail(
-            "norms-broken", "Norms that are zero or not finite: %s" % _names(broken), action="take an earlier checkpoint"
+            "norms-broken", "Norms that are zero or not finite: %s" % listed(broken), action="take an earlier checkpoint"
         )
     if untrained:
         report.degraded(
             "norms-untrained",
-            "Norms whose weights are all exactly 1, as before training: %s" % _names(untrained),
+            "Norms whose weights are all exactly 1, as before training: %s" % listed(untrained),
             value=len(untrained), unit="norms", threshold=0,
             action="a trainer that did not find a norm leaves it at 1: look for a warning in its log",
         )  # fmt: skip
@@ -372,8 +372,3 @@ def check_embedding(report: Report, drafter: Drafter, vocab: int | None) -> None
         )
     elif not sample.any():
         report.fail("embedding-zero", "The embedding was never loaded: it is zero", action="load it from the target")
-
-
-def _names(names: list[str]) -> str:
-    more = ", and %d more" % (len(names) - 6) if len(names) > 6 else ""
-    return ", ".join(quoted(name) for name in names[:6]) + more

@@ -61,6 +61,12 @@ def quoted(text: str) -> str:
     return ascii(text if len(text) <= 80 else text[:79] + "~")
 
 
+def listed(names: list[str]) -> str:
+    """Return the first names from a file, each as :func:`quoted`, and how many more there are."""
+    more = ", and %d more" % (len(names) - 6) if len(names) > 6 else ""
+    return ", ".join(quoted(name) for name in names[:6]) + more
+
+
 class Meter:
     """Counts what is read from files."""
 

@@ -49,30 +49,25 @@ inventory_option = click.option(
     callback=_store("inventory"),
     help="The hosts.yaml to use.",
 )
-host_option = click.option(
-    "-H",
-    "--host",
-    "hosts",
-    multiple=True,
-    metavar="NAME",
-    expose_value=False,
-    callback=_store("hosts"),
-    envvar="RDIAG_HOST",
-    shell_complete=complete_hosts,
-    help="Host or group of the inventory; may be repeated.  [default: local]",
-)
-job_host_option = click.option(
-    "-H",
-    "--host",
-    "hosts",
-    multiple=True,
-    metavar="NAME",
-    expose_value=False,
-    callback=_store("hosts"),
-    envvar="RDIAG_HOST",
-    shell_complete=complete_hosts,
-    help="Host or group of the inventory; may be repeated.  [default: where jobs were launched from here]",
-)
+
+
+def _hosts(default: str) -> Callable[[CommandT], CommandT]:
+    return click.option(
+        "-H",
+        "--host",
+        "hosts",
+        multiple=True,
+        metavar="NAME",
+        expose_value=False,
+        callback=_store("hosts"),
+        envvar="RDIAG_HOST",
+        shell_complete=complete_hosts,
+        help=f"Host or group of the inventory; may be repeated.  [default: {default}]",
+    )
+
+
+host_option = _hosts("local")
+job_host_option = _hosts("where jobs were launched from here")
 
 
 def _store_timeout(ctx: click.Context, parameter: click.Parameter, value: float | None) -> float | None:
@@ -103,20 +98,14 @@ probe_path_option = click.option(
 keep_option = click.option(
     "--keep", is_flag=True, expose_value=False, callback=_store("keep"), help="Keep the run's directory on the host."
 )
-force_option = click.option(
-    "--force",
-    is_flag=True,
-    expose_value=False,
-    callback=_store("force"),
-    help="Run an active probe although a GPU is busy, or nobody can tell.",
-)
-force_launch_option = click.option(
-    "--force",
-    is_flag=True,
-    expose_value=False,
-    callback=_store("force"),
-    help="Launch although GPUs or room are short, or nobody can tell; the job's record says so.",
-)
+
+
+def _force(what: str) -> Callable[[CommandT], CommandT]:
+    return click.option("--force", is_flag=True, expose_value=False, callback=_store("force"), help=what)
+
+
+force_option = _force("Run an active probe although a GPU is busy, or nobody can tell.")
+force_launch_option = _force("Launch although GPUs or room are short, or nobody can tell; the job's record says so.")
 dry_run_option = click.option(
     "--dry-run",
     is_flag=True,
