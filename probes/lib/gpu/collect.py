@@ -27,7 +27,7 @@ from .smi_lists import APPS_FIELDS, NvLinkStatus, parse_apps, parse_nvlink
 from .smi_reading import Answer, GpuReading, SmiProcess, Trouble
 from .smi_tree import Refused, parse_xml
 from .surroundings import look_around
-from .unanswered import broken_off, cannot, hang
+from .unanswered import broken_off, cannot, hang, tell_hang
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -326,8 +326,7 @@ def _ask_alone(seen: Seen, programs: Programs, fields: tuple[str, ...]) -> None:
             continue
         said, asked = _ask_fields(programs, fields, "-i", bus)
         answer = parse_gpu_csv(said.out, asked)
-        if said.hung:
-            seen.troubles.append(hang(said))
+        tell_hang(seen, said)
         alone = [reading for reading in answer.readings if known(reading.bus_id) in {bus, None}]
         if alone and _whole(alone[0]) and (said.ok or answer.troubles):
             _put(seen, bus, alone[0])
@@ -365,8 +364,7 @@ def _apps(seen: Seen, programs: Programs) -> None:
     if not said.ok or found.damaged or not found.complete:
         seen.processes_why = said.why if not said.ok else "a line that is no process: %s" % (found.damaged or ["the last one is cut"])[0]
         seen.processes = found.processes or None
-        if said.hung:
-            seen.troubles.append(hang(said))
+        tell_hang(seen, said)
         return
     seen.processes = found.processes
 
@@ -390,8 +388,7 @@ def _samples(seen: Seen, programs: Programs) -> None:
         sleep(max(0.0, max(inquiry.pause for inquiry in undecided.values()) - (monotonic() - begun)))
         begun = monotonic()
         said = programs.ask(SMI, *GPUS_QUESTION)
-        if said.hung:
-            seen.troubles.append(hang(said))
+        tell_hang(seen, said)
         lines = {cells[1].strip(): line for line in said.out.splitlines() for cells in [line.split(",")] if len(cells) > 1}
         for uuid, inquiry in list(undecided.items()):
             try:
@@ -409,16 +406,14 @@ def _nvlinks(seen: Seen, programs: Programs) -> None:
     said = programs.ask(SMI, "nvlink", "-s")
     seen.nvlinks_why = "" if said.ok else said.why
     seen.nvlinks = parse_nvlink(said.out) if said.how == "ended" else None
-    if said.hung:
-        seen.troubles.append(hang(said))
+    tell_hang(seen, said)
 
 
 def _evidence(seen: Seen, programs: Programs) -> None:
     if programs.stuck(SMI) is not None:
         return
     said = programs.ask(SMI, "-q", "-x")
-    if said.hung:
-        seen.troubles.append(hang(said))
+    tell_hang(seen, said)
     seen.xml = said.out
     try:
         answer = parse_xml(said.out)

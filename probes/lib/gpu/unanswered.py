@@ -44,6 +44,12 @@ def cannot(seen: Seen, said: Said) -> None:
         )
 
 
+def tell_hang(seen: Seen, said: Said) -> None:
+    """Note that a question was not answered in time, if so."""
+    if said.hung:
+        seen.troubles.append(hang(said))
+
+
 def hang(said: Said) -> Trouble:
     """Return what a question means that was not answered in time, or not put because an earlier one was not."""
     unkillable = said.pid is not None
